@@ -1,0 +1,122 @@
+"""Resident memory of one table, in a process of its own: in a used one, freed memory would hide what a table takes.
+
+python -m benchmarks.memory grow --dim 64 --rows 125000 2000000
+python -m benchmarks.memory erase --dim 64 --rows 4000000
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+import shoal
+from benchmarks.work import chunks, keys_of
+
+STEP_KEYS = 2048  # small, so that a jump is the table's and not the batch's
+CHUNK = 1 << 16
+JUDGED_FROM = 100_000  # rows; below, fixed costs decide
+BATCHES_AFTER_ERASE = 64
+
+
+def resident() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
+
+
+def peak_since_reset() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+
+
+def reset_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+class Subject:
+    """A collection of one table that is trained on keys by number."""
+
+    def __init__(self, dim: int) -> None:
+        self.table = shoal.Table("t", dim)
+        self.bags = shoal.EmbeddingBagCollection([self.table], device="cpu", seed=0)
+        self.handle = self.bags.table("t")
+        self.gradient = torch.ones(STEP_KEYS, dim)
+
+    def train(self, numbers: torch.Tensor) -> None:
+        lengths = torch.ones(len(numbers), dtype=torch.int64)
+        features = shoal.KeyedJaggedTensor(keys=["t"], values=keys_of(numbers), lengths=lengths)
+        self.bags(features).values().backward(self.gradient[: len(numbers)])
+
+
+def warm(dim: int) -> None:
+    """Everything that is allocated once a process."""
+    subject = Subject(dim)
+    for numbers in chunks(4 * STEP_KEYS, STEP_KEYS):
+        subject.train(numbers)
+    subject.handle.erase(keys_of(torch.arange(100)))
+
+
+def grow(dim: int, rows: list[int]) -> dict[str, object]:
+    warm(dim)
+    subject = Subject(dim)
+    start = before = resident()
+    taken: dict[int, float] = {}
+    largest_jump = 0.0
+    wanted = sorted(rows)
+    done = 0
+    while wanted:
+        size = min(STEP_KEYS, wanted[0] - done)
+        numbers = torch.arange(done, done + size)
+        reset_peak()
+        subject.train(numbers)
+        if done >= JUDGED_FROM:
+            largest_jump = max(largest_jump, (peak_since_reset() - before) / (before - start))
+        done += size
+        before = resident()
+        if done == wanted[0]:
+            taken[wanted.pop(0)] = (before - start) / done
+    return {"row_bytes": subject.table.row_bytes, "bytes_per_row": taken, "largest_jump": largest_jump}
+
+
+def erase(dim: int, rows: int) -> dict[str, object]:
+    warm(dim)
+    subject = Subject(dim)
+    start = resident()
+    values = torch.zeros(CHUNK, dim)
+    for numbers in chunks(rows, CHUNK):
+        subject.handle.assign(keys_of(numbers), values[: len(numbers)])
+    full = resident() - start
+    order = torch.from_numpy(np.random.default_rng(0).permutation(rows))
+    dead, alive = order[: rows * 3 // 4], order[rows * 3 // 4 :]
+    for chosen in dead.split(CHUNK):
+        subject.handle.erase(keys_of(chosen))
+    at_once = resident() - start
+    for chosen in alive[: BATCHES_AFTER_ERASE * STEP_KEYS].split(STEP_KEYS):
+        subject.train(chosen)
+    return {"full": full, "at_once": at_once, "after_batches": resident() - start, "alive_rows": len(alive)}
+
+
+def probe(*arguments: str) -> dict[str, object]:
+    """Run this file in a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory", *arguments], stdout=subprocess.PIPE, text=True, check=True
+    )
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["grow", "erase"])
+    parser.add_argument("--dim", type=int, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", required=True)
+    given = parser.parse_args()
+    answer = grow(given.dim, given.rows) if given.what == "grow" else erase(given.dim, given.rows[0])
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

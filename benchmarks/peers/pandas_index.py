@@ -1,0 +1,19 @@
+"""pandas' hash index, where pandas is installed."""
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+
+class PandasIndex:
+    name = "pandas"
+    available = importlib.util.find_spec("pandas") is not None
+
+    def __init__(self, keys: Tensor) -> None:
+        import pandas
+
+        self.index = pandas.Index(keys.numpy())
+
+    def find(self, keys: Tensor) -> Tensor:
+        return torch.from_numpy(self.index.get_indexer(keys.numpy()))

@@ -1,0 +1,97 @@
+"""The one plotter: a suite's CSV in, its PNG out. python -m benchmarks.plot cpu"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from benchmarks.measure import OURS
+from benchmarks.record import RESULTS, Row, newest, read
+
+COLORS = {OURS: "#0b6e99", "fbgemm": "#d98324", "fbgemm x 2": "#f0c48a", "torch": "#b33f40"}
+OTHER_COLORS = ["#7a7a7a", "#b5b5b5", "#5a8f5a", "#8f6bb0"]
+
+
+def family(case: str) -> str:
+    """'train sgd, dim 64, zipf' is of the family 'train sgd'."""
+    return case.split(",")[0]
+
+
+def draw(rows: Sequence[Row], path: pathlib.Path) -> None:
+    """Left, what was measured, a panel for every family with peers; right, how near each ratio is to its limit."""
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        families.setdefault(family(row.case), []).append(row)
+    limited = [row for row in rows if row.limit is not None]
+    height = max(2.6 * ((len(families) + 1) // 2), 0.24 * len(limited) + 1.5)
+    figure = plt.figure(figsize=(19, height), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[2, 1.15])
+    panels = left.subplots((len(families) + 1) // 2, 2, squeeze=False).flat
+    for panel, (name, members) in zip(panels, families.items(), strict=False):
+        _bars(panel, name, members)
+    for panel in list(panels)[len(families) :]:
+        panel.set_axis_off()
+    _limits(right.subplots(), limited)
+    last = max(rows, key=lambda row: row.when)
+    figure.suptitle(
+        f"shoal {last.commit} on {last.machine}, {last.when[:10]}; bars are p50, whiskers p20 to p80", fontsize=9
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _bars(panel: Axes, name: str, rows: Sequence[Row]) -> None:
+    cases = list(dict.fromkeys(row.case for row in rows))
+    contenders = list(dict.fromkeys(row.contender for row in rows))
+    spare = iter(OTHER_COLORS * len(contenders))
+    width = 0.8 / len(contenders)
+    for place, contender in enumerate(contenders):
+        mine = [row for row in rows if row.contender == contender]
+        middle = [row.p50 for row in mine]
+        panel.bar(
+            [cases.index(row.case) + (place - (len(contenders) - 1) / 2) * width for row in mine],
+            middle,
+            width,
+            yerr=[[row.p50 - row.p20 for row in mine], [row.p80 - row.p50 for row in mine]],
+            color=COLORS.get(contender) or next(spare),
+            label=contender,
+            error_kw={"linewidth": 0.8},
+        )
+    panel.set_title(name, fontsize=9, loc="left")
+    panel.set_ylabel(rows[0].unit, fontsize=8)
+    labels = ["\n".join(case.split(", ")[1:]) or case for case in cases]
+    panel.set_xticks(range(len(cases)), labels, fontsize=7)
+    panel.tick_params(axis="y", labelsize=7)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(fontsize=6, frameon=False)
+
+
+def _limits(panel: Axes, rows: Sequence[Row]) -> None:
+    for place, row in enumerate(reversed(rows)):
+        assert row.ratio is not None  # of a row that has a limit
+        assert row.limit is not None
+        color = "#2a7f3f" if row.verdict == "pass" else "#c02626"
+        panel.plot([row.ratio, row.limit], [place, place], color=color, linewidth=1, alpha=0.5)
+        panel.plot(row.limit, place, "|", color="black", markersize=9)
+        panel.plot(row.ratio, place, "o", color=color, markersize=4)
+    panel.set_yticks(range(len(rows)), [f"{row.case} / {row.contender}" for row in reversed(rows)], fontsize=6)
+    panel.set_xscale("log")
+    panel.set_title("ratio to the peer (dot) and its limit (bar); green holds", fontsize=9, loc="left")
+    panel.grid(axis="x", linewidth=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", nargs="?", default="cpu")
+    suite = parser.parse_args().suite
+    draw(newest(read(RESULTS / f"{suite}.csv")), RESULTS / f"{suite}.png")
+
+
+if __name__ == "__main__":
+    main()

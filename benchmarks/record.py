@@ -1,0 +1,168 @@
+"""One CSV a suite: every row is one contender of one case of one run. Plots and README numbers come from here."""
+
+import csv
+import datetime
+import pathlib
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+
+from benchmarks.measure import OURS, Result
+from benchmarks.registry import Case
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run's rows have in common."""
+
+    when: str
+    commit: str
+    machine: str
+
+
+@dataclass(frozen=True)
+class Row:
+    when: str
+    commit: str
+    machine: str
+    case: str
+    contender: str
+    unit: str
+    p20: float
+    p50: float
+    p80: float
+    ratio: float | None  # ours to this contender's
+    limit: float | None  # of the ratio: at most, or for a rate at least
+    verdict: str  # pass, miss, or nothing where there is no limit
+    rounds: int
+    disturbed: int  # turns of the case kept although others used the machine
+
+
+def passes(ratio: float, limit: float, higher_is_better: bool) -> bool:
+    return ratio >= limit if higher_is_better else ratio <= limit
+
+
+def rows_of(case: Case, result: Result, origin: Origin) -> list[Row]:
+    absent = set(case.limits) - set(result.rounds)
+    if absent:
+        raise ValueError(
+            f"benchmarks: case '{case.name}' has limits against {sorted(absent)}, which it did not measure"
+        )
+    rows = []
+    for contender, values in result.rounds.items():
+        spread = result.of(contender)
+        ratio = None if contender == OURS else result.ratio(contender)
+        limit = case.limits.get(contender)
+        verdict = ""
+        if limit is not None and ratio is not None:
+            verdict = "pass" if passes(ratio, limit.ratio, result.higher_is_better) else "miss"
+        rows.append(
+            Row(
+                **asdict(origin),
+                case=case.name,
+                contender=contender,
+                unit=result.unit,
+                p20=spread.p20,
+                p50=spread.p50,
+                p80=spread.p80,
+                ratio=ratio,
+                limit=None if limit is None else limit.ratio,
+                verdict=verdict,
+                rounds=len(values),
+                disturbed=result.disturbed,
+            )
+        )
+    return rows
+
+
+def append(path: pathlib.Path, rows: Iterable[Row]) -> None:
+    """Rows at the end of the file, which is made with its header where there is none."""
+    names = [one.name for one in fields(Row)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        with path.open(newline="") as file:
+            header = next(csv.reader(file), [])
+        if header != names:
+            raise ValueError(
+                f"{path}: wanted the columns {names}; got {header}. Move the file away to begin a new one."
+            )
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        for row in rows:
+            writer.writerow({name: _text(value) for name, value in asdict(row).items()})
+
+
+def _text(value: object) -> object:
+    if value is None:
+        return ""
+    return f"{value:.5g}" if isinstance(value, float) else value
+
+
+def read(path: pathlib.Path) -> list[Row]:
+    def number(text: str) -> float | None:
+        return float(text) if text else None
+
+    with path.open(newline="") as file:
+        return [
+            Row(
+                **{name: text for name, text in line.items() if name not in _NUMBERS},
+                **{name: float(line[name]) for name in ("p20", "p50", "p80")},
+                ratio=number(line["ratio"]),
+                limit=number(line["limit"]),
+                rounds=int(line["rounds"]),
+                disturbed=int(line["disturbed"]),
+            )
+            for line in csv.DictReader(file)
+        ]
+
+
+_NUMBERS = {"p20", "p50", "p80", "ratio", "limit", "rounds", "disturbed"}
+
+
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Each case's rows of the last run that had it, in the file's order of cases."""
+    last: dict[str, list[Row]] = {}
+    for row in rows:
+        kept = last.setdefault(row.case, [])
+        if kept and kept[0].when != row.when:
+            kept.clear()
+        kept.append(row)
+    return [row for kept in last.values() for row in kept]
+
+
+def origin() -> Origin:
+    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Origin(when, _commit(), _machine())
+
+
+def _commit() -> str:
+    """The commit measured, with a + when the working tree differs from it."""
+
+    def git(*arguments: str) -> str | None:
+        done = subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return "none"
+    return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _machine() -> str:
+    model = platform.processor() or platform.machine()
+    cores = 0
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    model = value.strip()
+                cores += name.strip() == "processor"
+    except OSError:
+        pass
+    return f"{model}, {cores} cores"

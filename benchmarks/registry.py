@@ -1,0 +1,76 @@
+"""Which cases exist. A case is a function that returns a Result; registering it says what it compares and must keep."""
+
+import fnmatch
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.measure import Bench, Result
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound on ours / peer. For times and bytes the ratio must be at most `ratio`, for rates at least."""
+
+    ratio: float
+    aim: float | None = None
+
+    def widened(self, factor: float) -> "Limit":
+        return Limit(self.ratio * factor, None if self.aim is None else self.aim * factor)
+
+
+Limits = Mapping[str, Limit]  # by the peer's name
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    compares: str
+    limits: Limits
+    stage: str  # cases of one stage run one after the other and share what Bench.keep holds
+    run: Callable[[Bench], Result]
+
+
+class Registry:
+    def __init__(self) -> None:
+        self._cases: dict[str, Case] = {}
+
+    def case(
+        self,
+        name: str,
+        *,
+        compares: str,
+        limits: Limits | Callable[..., Limits],
+        stage: str = "{name}",
+        **over: Iterable[Any],
+    ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+        """Register a function for every combination of `over`, whose values it takes as keyword arguments.
+
+        `name` and `stage` are format strings over those values; `limits` may be a function of them.
+        """
+
+        def register(function: Callable[..., Result]) -> Callable[..., Result]:
+            for values in itertools.product(*over.values()):
+                chosen = dict(zip(over, values, strict=True))
+                full_name = name.format(**chosen)
+                if full_name in self._cases:
+                    raise ValueError(f"benchmarks: two cases are called '{full_name}'; a name is a row of the CSV")
+                self._cases[full_name] = Case(
+                    name=full_name,
+                    compares=compares.format(**chosen),
+                    limits=limits(**chosen) if callable(limits) else limits,
+                    stage=stage.format(name=full_name, **chosen),
+                    run=lambda bench, chosen=chosen: function(bench, **chosen),
+                )
+            return function
+
+        return register
+
+    def select(self, pattern: str = "*") -> list[Case]:
+        """Cases whose name contains `pattern` or matches it as a glob, as registered but with stages kept together."""
+        cases = [c for c in self._cases.values() if pattern in c.name or fnmatch.fnmatchcase(c.name, pattern)]
+        first = {}
+        for position, one in enumerate(cases):
+            first.setdefault(one.stage, position)
+        return sorted(cases, key=lambda c: first[c.stage])

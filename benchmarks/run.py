@@ -1,0 +1,138 @@
+"""Run a suite: `python -m benchmarks.run cpu [--only PATTERN] [--quick] [--no-save]`."""
+
+import argparse
+import os
+import sys
+import warnings
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks import plot, record
+from benchmarks.check import Mismatch
+from benchmarks.measure import FULL, OURS, QUICK, Bench, QuietGate, Result
+from benchmarks.registry import Case
+
+THREADS = 2  # what the limits are for
+
+
+def digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def line(case: Case, result: Result, rows: list[record.Row]) -> list[str]:
+    """A case's cells: one line a peer."""
+    ours = result.of(OURS)
+    peers = [row for row in rows if row.contender != OURS]
+    sign = "≥" if result.higher_is_better else "≤"
+    limits, verdicts = [], []
+    for row in peers:
+        limit = case.limits.get(row.contender)
+        if limit is None or row.ratio is None:
+            limits.append("")
+            verdicts.append("")
+            continue
+        aimed = limit.aim is not None and record.passes(row.ratio, limit.aim, result.higher_is_better)
+        limits.append(f"{sign} {limit.ratio:.3g}" + (f" (aim {limit.aim:.3g})" if limit.aim is not None else ""))
+        verdicts.append({"pass": "[green]pass", "miss": "[red]miss"}[row.verdict] + (", aim" if aimed else "") + "[/]")
+    return [
+        case.name,
+        f"{digits(ours.p50)} ({digits(ours.p20)}-{digits(ours.p80)}) {result.unit}"
+        + (f"\n[yellow]{result.disturbed} disturbed turns[/]" if result.disturbed else ""),
+        "\n".join(f"{row.contender} {digits(row.p50)}" for row in peers),
+        "\n".join("" if row.ratio is None else f"{row.ratio:.2f}" for row in peers),
+        "\n".join(limits),
+        "\n".join(verdicts),
+    ]
+
+
+def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: str) -> int:
+    """Every case, its rows saved as soon as it is done. Returns how many were refused."""
+    origin = record.origin()
+    table = Table(
+        "case", "ours p50 (p20-p80)", "peer's p50", "ratio", "limit", "", title=origin.machine, show_lines=True
+    )
+    refused: list[str] = []
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(cases))
+        stage = None
+        for case in cases:
+            if case.stage != stage:
+                bench.clear()
+                stage = case.stage
+            bench.say = lambda what, case=case: progress.update(task, description=f"{case.name}: {what}")
+            try:
+                result = case.run(bench)
+            except Mismatch as reason:
+                refused.append(f"{case.name}: {reason}")
+                console.print(f"[red]refused to time[/] {refused[-1]}")
+            else:
+                rows = record.rows_of(case, result, origin)
+                table.add_row(*line(case, result, rows))
+                if save:
+                    record.append(record.RESULTS / f"{suite}.csv", rows)
+                if not console.is_terminal:
+                    shown = ", ".join(f"{row.contender} {digits(row.p50)}" for row in rows)
+                    console.print(f"{case.name}: {shown} {result.unit}", highlight=False)
+            progress.advance(task)
+        bench.clear()
+    console.print(table)
+    gate = bench.gate
+    console.print(
+        f"{gate.redone} turns taken again because others used the machine, {gate.disturbed} kept although they did, "
+        f"{gate.waited:.0f} s waited for quiet."
+    )
+    return len(refused)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=["cpu"])
+    parser.add_argument(
+        "--only", metavar="PATTERN", default="*", help="cases whose name contains this or matches it as a glob"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small tables and few rounds, to see that it runs; saves nothing"
+    )
+    parser.add_argument("--no-save", action="store_true", help="do not touch the CSV and the plot")
+    parser.add_argument(
+        "--patience", type=float, default=900, help="seconds to wait, in all, for others to leave the machine alone"
+    )
+    parser.add_argument("--list", action="store_true", help="name the cases and what they compare")
+    given = parser.parse_args()
+
+    from benchmarks.cpu import registry
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    cases = registry.select(given.only)
+    if not cases:
+        parser.error(f"no case contains or matches '{given.only}'; see --list")
+    if given.list:
+        for case in cases:
+            console.print(f"{case.name}: {case.compares}", highlight=False)
+        return 0
+    if (os.cpu_count() or 1) < THREADS:
+        console.print(f"[yellow]the limits are for {THREADS} cores; this machine has {os.cpu_count()}")
+    torch.set_num_threads(THREADS)
+    warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's sparse optimizers, every step
+    save = not (given.no_save or given.quick)
+    bench = Bench(QUICK if given.quick else FULL, QuietGate(patience=0 if given.quick else given.patience))
+    refused = run(cases, bench, console, save, given.suite)
+    if save:
+        results = record.RESULTS / f"{given.suite}.csv"
+        plot.draw(record.newest(record.read(results)), results.with_suffix(".png"))
+        console.print(f"appended {results} and drew {results.with_suffix('.png')}")
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

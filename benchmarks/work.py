@@ -1,0 +1,95 @@
+"""The work all contenders get: ids, the keys behind them, rows, gradients. The same for everyone, from fixed seeds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TABLES = 8
+BATCH = 1024
+BAG = 20
+BATCHES = 16  # rotated, so that no contender finds its batch in the caches: 16 x 42 MB at dim 64
+DISTRIBUTIONS = ("uniform", "zipf")
+ZIPF_EXPONENT = 1.05
+
+
+def keys_of(ids: Tensor, stream: int = 0) -> Tensor:
+    """The int64 key of an id: one to one and without order, so that a hash has to work. Streams do not meet."""
+    mixed = ids.numpy().astype(np.uint64) + np.uint64(stream << 40)
+    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(factor)
+    mixed ^= mixed >> np.uint64(32)
+    return torch.from_numpy(mixed.view(np.int64))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of all tables, table by table. Peers index arrays by `ids`; ours looks up `keys`."""
+
+    ids: Tensor  # [tables x batch x bag]
+    keys: Tensor
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        return torch.full((TABLES * BATCH,), BAG, dtype=torch.int64)
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        return torch.arange(0, TABLES * BATCH * BAG + 1, BAG)
+
+    @cached_property
+    def bag_offsets(self) -> Tensor:
+        return torch.arange(0, BATCH * BAG, BAG)
+
+    def of_table(self, table: int) -> Tensor:
+        return self.ids.view(TABLES, -1)[table]
+
+
+def draw(distribution: str, live_rows: int, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Ids below live_rows. Zipf's ids are their ranks: hot rows lie together, which is the best case for an array."""
+    random = np.random.default_rng(seed)
+    if distribution == "uniform":
+        return torch.from_numpy(random.integers(0, live_rows, shape))
+    if distribution == "zipf":
+        cumulated = np.cumsum(np.arange(1, live_rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
+        ranks = np.searchsorted(cumulated, random.random(shape) * cumulated[-1]).clip(max=live_rows - 1)
+        return torch.from_numpy(ranks)
+    raise ValueError(f"benchmarks.work.draw: distribution is one of {DISTRIBUTIONS}; got '{distribution}'")
+
+
+def batches(distribution: str, live_rows: int, count: int = BATCHES) -> list[Batch]:
+    made = []
+    for number in range(count):
+        ids = draw(distribution, live_rows, (TABLES, BATCH * BAG), seed=1000 + number)
+        keys = torch.stack([keys_of(ids[table], stream=table) for table in range(TABLES)])
+        made.append(Batch(ids.reshape(-1), keys.reshape(-1)))
+    return made
+
+
+def new_keys(number: int) -> Batch:
+    """A batch whose keys occur once in it, in no other batch of this kind and in no table."""
+    per_table = BATCH * BAG
+    ids = torch.arange(number * per_table, (number + 1) * per_table)
+    keys = torch.cat([keys_of(ids, stream=TABLES + table) for table in range(TABLES)])
+    return Batch(ids.repeat(TABLES), keys)
+
+
+def rows(table: int, live_rows: int, dim: int) -> Tensor:
+    """The rows a table starts with. [live_rows, dim]"""
+    generator = torch.Generator().manual_seed(table)
+    return torch.empty(live_rows, dim).uniform_(-0.1, 0.1, generator=generator)
+
+
+def gradient(dim: int) -> Tensor:
+    """What the backward gets for the whole output. [batch, tables x dim]"""
+    return torch.randn(BATCH, TABLES * dim, generator=torch.Generator().manual_seed(7))
+
+
+def chunks(total: int, size: int) -> Iterator[Tensor]:
+    """0 to total - 1 in order, at most `size` at a time."""
+    for start in range(0, total, size):
+        yield torch.arange(start, min(start + size, total))

@@ -1,0 +1,70 @@
+// Memory from the OS: anonymous pages for slabs and index chunks, and reusable buffers for large outputs.
+// The one place that calls mmap.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+
+namespace shoal {
+
+inline constexpr size_t kHugePage = size_t{2} << 20;
+
+// An anonymous mapping aligned to a huge page, zero-filled. Nothing is resident until it is touched.
+class Pages {
+ public:
+  Pages() = default;
+  Pages(Pages&& other) noexcept;
+  Pages& operator=(Pages&& other) noexcept;
+  ~Pages();
+
+  static Status map(size_t bytes, Pages* out);
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+  // Asks for huge pages: what is touched from now on comes in pages of 2 MiB where the kernel grants them.
+  void advise_huge();
+  // The same for what was touched already: copied into huge pages now, or left to the kernel if it cannot.
+  void collapse();
+  // Gives [from, size) back to the OS; it reads as zero afterwards.
+  void discard(size_t from);
+
+ private:
+  void unmap();
+  char* data_ = nullptr;
+  size_t size_ = 0;
+  bool huge_ = false;
+};
+
+// Buffers for large outputs. A fresh one costs a page fault for every 4 KiB, three times the gather that fills it,
+// so released ones are kept for the next call. Thread-safe.
+class Buffers {
+ public:
+  static Buffers& instance();
+
+  // Null where the OS has no memory.
+  void* acquire(size_t bytes);
+  void release(void* data);
+  // Bytes kept for reuse.
+  size_t idle_bytes();
+
+ private:
+  struct Block {
+    Pages pages;
+    uint64_t last_use;
+  };
+  // Enough for the outputs of a few batches in flight; the oldest is unmapped first.
+  static constexpr size_t kMaxIdle = 6;
+  std::mutex mutex_;
+  uint64_t clock_ = 0;
+  std::vector<Block> idle_;
+  std::vector<Block> lent_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,60 @@
+// Where the rows of a table lie: the one thing a store and the kernels share.
+//
+//   slot  = slab number << slot_bits | row in slab
+//   slab  = weights of every row (weight_bytes each), then the tails of every row (tail_bytes each)
+//   tail  = state floats, score (float64), flags (uint32)
+//
+// Weights lie apart from the rest because a lookup reads nothing else; score and flags lie with the state because an
+// update touches its line anyway.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/cpu.h"
+
+namespace shoal {
+
+enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
+
+static constexpr uint32_t kNoSlot = 0xffffffffu;
+
+enum Flag : uint32_t {
+  kChanged = 1,  // since the last seal
+  kDirty = 2,    // differs from the tier below
+  kErased = 4,   // its key is gone; the slot waits for a lease to end
+};
+
+struct Rows {
+  char* const* slabs = nullptr;
+  uint32_t slot_bits = 0;
+  uint32_t rows_per_slab = 0;
+  int32_t dim = 0;
+  Dtype dtype = Dtype::f32;
+  int32_t state_floats = 0;
+  int64_t weight_bytes = 0;
+  int64_t tail_bytes = 0;
+  int64_t tails_at = 0;  // where the tails begin in a slab
+
+  SHOAL_INLINE char* weights(uint32_t slot) const {
+    return slabs[slot >> slot_bits] + static_cast<int64_t>(slot & ((1u << slot_bits) - 1)) * weight_bytes;
+  }
+  SHOAL_INLINE char* tail(uint32_t slot) const {
+    return slabs[slot >> slot_bits] + tails_at + static_cast<int64_t>(slot & ((1u << slot_bits) - 1)) * tail_bytes;
+  }
+  SHOAL_INLINE float* state(char* tail) const { return reinterpret_cast<float*>(tail); }
+  SHOAL_INLINE double score(const char* tail) const {
+    double score;
+    std::memcpy(&score, tail + 4 * static_cast<int64_t>(state_floats), sizeof score);
+    return score;
+  }
+  SHOAL_INLINE void set_score(char* tail, double score) const {
+    std::memcpy(tail + 4 * static_cast<int64_t>(state_floats), &score, sizeof score);
+  }
+  SHOAL_INLINE uint32_t& flags(char* tail) const {
+    return *reinterpret_cast<uint32_t*>(tail + 4 * static_cast<int64_t>(state_floats) + sizeof(double));
+  }
+};
+
+}  // namespace shoal

@@ -1,0 +1,64 @@
+#include "base/cpu.h"
+#include "base/hash.h"
+#include "base/memory.h"
+#include "base/normal_table.h"
+#include "base/rows.h"
+#include "base/rwlock.h"
+#include "bind/bind.h"
+
+namespace shoal {
+
+void raise(const Status& status) {
+  if (status.ok()) return;
+  const char* name = status.code() == Code::memory     ? "OutOfMemoryError"
+                     : status.code() == Code::capacity ? "CapacityError"
+                                                       : "InputError";
+  nb::object type = nb::module_::import_("shoal.errors").attr(name);
+  PyErr_SetString(type.ptr(), status.message().c_str());
+  throw nb::python_error();
+}
+
+// A large output from the reusable buffers: [rows, columns] of 2 or 4-byte floats.
+static nb::object output(size_t rows, size_t columns, Dtype dtype) {
+  size_t bytes = rows * columns * (dtype == Dtype::f32 ? 4 : 2);
+  void* data = Buffers::instance().acquire(bytes);
+  if (!data) raise({Code::memory, "the operating system refused " + std::to_string(bytes) + " bytes for an output"});
+  nb::capsule owner(data, [](void* p) noexcept { Buffers::instance().release(p); });
+  nb::dlpack::dtype type{static_cast<uint8_t>(dtype == Dtype::bf16 ? nb::dlpack::dtype_code::Bfloat
+                                                                    : nb::dlpack::dtype_code::Float),
+                         static_cast<uint8_t>(dtype == Dtype::f32 ? 32 : 16), 1};
+  return nb::cast(nb::ndarray<nb::pytorch>(data, {rows, columns}, owner, {}, type));
+}
+
+void bind_base(nb::module_& m) {
+  m.def("isas", &available_isas, "Instruction sets this build and machine have, lowest first");
+  m.def("isa", [] { return isa_name(active_isa()); }, "The instruction set in use");
+  m.def("set_isa", &set_isa, nb::arg("name"), "Use another one; false if it is not there");
+
+  m.def("name_hash", [](const std::string& name) { return name_hash(name); }, nb::arg("name"));
+  m.def("birth_stream", &birth_stream, nb::arg("seed"), nb::arg("name_hash"));
+  m.def("rounding_stream", &rounding_stream, nb::arg("seed"), nb::arg("name_hash"));
+  m.def(
+      "buckets",
+      [](Vector<const int64_t> keys, uint64_t buckets, Vector<int64_t> out) {
+        for (size_t i = 0; i < keys.shape(0); ++i)
+          out.data()[i] = static_cast<int64_t>(bucket_of(keys.data()[i], buckets));
+      },
+      nb::arg("keys"), nb::arg("buckets"), nb::arg("out"), Released());
+  m.def(
+      "normal_table", [] { return to_tensor(std::vector<float>(kNormalTable, kNormalTable + kNormalKnots)); },
+      "The knots of the inverse normal CDF");
+
+  nb::enum_<Dtype>(m, "Dtype").value("float32", Dtype::f32).value("float16", Dtype::f16).value("bfloat16", Dtype::bf16);
+  nb::class_<Rows>(m, "Rows", "Where a table's rows lie; belongs to its store");
+  m.def("output", &output, nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"));
+  m.def("idle_output_bytes", [] { return Buffers::instance().idle_bytes(); });
+
+  nb::class_<RwLock>(m, "RwLock", "Shared/exclusive lock that prefers writers")
+      .def(nb::init<>())
+      .def("lock_shared", &RwLock::lock_shared, Released())
+      .def("lock", &RwLock::lock, Released())
+      .def("unlock", &RwLock::unlock);
+}
+
+}  // namespace shoal

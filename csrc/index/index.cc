@@ -1,0 +1,250 @@
+#include "index/index.h"
+
+#include <algorithm>
+
+namespace shoal {
+
+// At 0.75 a bucket of five overflows for one key in ten; a growth that starts there ends before 0.8.
+static constexpr double kGrowAt = 0.75;
+static constexpr double kFull = 0.80;
+static constexpr double kFresh = 0.65;
+static constexpr double kShrinkAt = 0.30;
+static constexpr uint64_t kMinBuckets = 16;
+// Below this an index is a few hundred kilobytes, and doubling it costs less than growing it finely.
+static constexpr uint64_t kDoubleBelow = 16384;
+// Overflow of the last buckets lands behind them.
+static constexpr uint64_t kSpillBuckets = 256;
+// (kFull - kGrowAt) x 5 keys a bucket must pay for moving every bucket once.
+static constexpr int64_t kMovesPerKey = 5;
+
+static double room(uint64_t buckets, double load) { return static_cast<double>(buckets) * kBucketKeys * load; }
+
+static uint64_t grown(uint64_t buckets) { return buckets < kDoubleBelow ? 2 * buckets : buckets + buckets / 8; }
+
+// The smallest hash whose home at this scale is `bucket`; the largest frontier where there is none.
+static uint64_t first_hash(uint64_t bucket, uint64_t scale) {
+  if (bucket >= scale) return ~uint64_t{0};
+  unsigned __int128 numerator = static_cast<unsigned __int128>(bucket) << 64;
+  return static_cast<uint64_t>((numerator + scale - 1) / scale);
+}
+
+uint32_t* Index::locate(int64_t key) const {
+  if (!extent_) return nullptr;
+  for (uint64_t at = home_of(view_, index_hash(key));; ++at) {
+    Bucket& bucket = *view_.at(at);
+    for (uint32_t used = bucket.used; used; used &= used - 1) {
+      int i = __builtin_ctz(used);
+      if (bucket.keys[i] == key) return &bucket.slots[i];
+    }
+    if (bucket.over == 0) return nullptr;
+  }
+}
+
+uint32_t Index::find(int64_t key) const {
+  const uint32_t* slot = locate(key);
+  return slot ? *slot : kNoSlot;
+}
+
+void Index::reassign(int64_t key, uint32_t slot) {
+  if (uint32_t* at = locate(key)) *at = slot;
+}
+
+int64_t Index::bytes_after(int64_t more) const {
+  uint64_t buckets = std::max(view_.high, kMinBuckets);
+  while (static_cast<double>(size_ + more) > room(buckets, kGrowAt)) buckets = grown(buckets);
+  return static_cast<int64_t>(std::max(buckets, extent_) * sizeof(Bucket));
+}
+
+Status Index::map_chunks(uint64_t buckets) {
+  while (pages_.size() * kChunkBuckets < buckets) {
+    Pages pages;
+    if (Status status = Pages::map(kChunkBuckets * sizeof(Bucket), &pages); !status.ok()) return status;
+    chunks_.push_back(reinterpret_cast<Bucket*>(pages.data()));
+    pages_.push_back(std::move(pages));
+  }
+  view_.chunks = chunks_.data();
+  return {};
+}
+
+// Puts buckets [0, buckets) into use. A chunk goes onto huge pages once all of it is in use, so that a small index, and
+// the last chunk of a large one, take no more memory than they need.
+Status Index::extend(uint64_t buckets) {
+  if (buckets <= extent_) return {};
+  if (Status status = map_chunks(buckets); !status.ok()) return status;
+  for (uint64_t chunk = 0; (chunk + 1) * kChunkBuckets <= buckets; ++chunk) {
+    if (chunk * kChunkBuckets >= extent_)
+      pages_[chunk].advise_huge();
+    else
+      pages_[chunk].collapse();
+  }
+  extent_ = buckets;
+  return {};
+}
+
+Status Index::place(uint64_t home, int64_t key, uint32_t slot) {
+  for (uint64_t at = home;; ++at) {
+    if (at >= extent_)
+      if (Status status = extend(at + 1); !status.ok()) return status;
+    Bucket& bucket = *view_.at(at);
+    uint32_t free = ~uint32_t{bucket.used} & ((1u << kBucketKeys) - 1);
+    if (!free) {
+      if (bucket.over != UINT16_MAX) ++bucket.over;
+      continue;
+    }
+    int i = __builtin_ctz(free);
+    bucket.keys[i] = key;
+    bucket.slots[i] = slot;
+    bucket.used |= static_cast<uint8_t>(1u << i);
+    return {};
+  }
+}
+
+void Index::take_out(uint64_t home, uint64_t at, int which) {
+  view_.at(at)->used &= static_cast<uint8_t>(~(1u << which));
+  for (uint64_t passed = home; passed < at; ++passed)
+    if (uint16_t& over = view_.at(passed)->over; over != UINT16_MAX) --over;
+}
+
+Status Index::insert(const int64_t* keys, const uint32_t* slots, int64_t n) {
+  constexpr int64_t kAhead = 16;
+  uint64_t homes[kAhead];
+  for (int64_t i = 0; i < n + kAhead; ++i) {
+    if (i >= kAhead) {
+      int64_t j = i - kAhead;
+      if (Status status = place(homes[j % kAhead], keys[j], slots[j]); !status.ok()) return status;
+      ++size_;
+    }
+    if (i < n) {
+      homes[i % kAhead] = home_of(view_, index_hash(keys[i]));
+      __builtin_prefetch(view_.at(homes[i % kAhead]), 1);
+    }
+  }
+  return {};
+}
+
+uint32_t Index::erase(int64_t key) {
+  if (!extent_) return kNoSlot;
+  uint64_t home = home_of(view_, index_hash(key));
+  for (uint64_t at = home;; ++at) {
+    Bucket& bucket = *view_.at(at);
+    for (uint32_t used = bucket.used; used; used &= used - 1) {
+      int i = __builtin_ctz(used);
+      if (bucket.keys[i] != key) continue;
+      uint32_t slot = bucket.slots[i];
+      take_out(home, at, i);
+      --size_;
+      return slot;
+    }
+    if (bucket.over == 0) return kNoSlot;
+  }
+}
+
+// Takes out every entry whose home at `scale` is `bucket`.
+void Index::collect(uint64_t scale, uint64_t bucket) {
+  moving_.clear();
+  for (uint64_t at = bucket; at < extent_; ++at) {
+    Bucket& here = *view_.at(at);
+    for (uint32_t used = here.used; used; used &= used - 1) {
+      int i = __builtin_ctz(used);
+      uint64_t hash = index_hash(here.keys[i]);
+      bool same_scale = (hash < view_.frontier ? view_.low : view_.high) == scale;
+      if (!same_scale || scaled(hash, scale) != bucket) continue;
+      moving_.push_back({here.keys[i], here.slots[i]});
+      take_out(bucket, at, i);
+    }
+    if (here.over == 0) return;
+  }
+}
+
+Status Index::resettle() {
+  for (const Entry& entry : moving_)
+    if (Status status = place(home_of(view_, index_hash(entry.key)), entry.key, entry.slot); !status.ok())
+      return status;
+  return {};
+}
+
+Status Index::begin_growth(uint64_t buckets) {
+  // The spill is mapped now so that moving an entry later cannot fail for want of memory.
+  if (Status status = map_chunks(buckets + kSpillBuckets); !status.ok()) return status;
+  if (Status status = extend(buckets); !status.ok()) return status;
+  view_.high = buckets;
+  view_.frontier = ~uint64_t{0};
+  if (view_.low == 0) view_.low = view_.high;
+  return {};
+}
+
+// Moves up to `count` buckets from low scale to high scale, from the end of the array towards its start.
+Status Index::grow(uint64_t count) {
+  while (!settled() && count--) {
+    uint64_t bucket = scaled(view_.frontier - 1, view_.low);
+    collect(view_.low, bucket);
+    view_.frontier = first_hash(bucket, view_.low);
+    if (Status status = resettle(); !status.ok()) return status;
+    if (bucket == 0) view_.low = view_.high;
+  }
+  return {};
+}
+
+Status Index::reserve(int64_t more) {
+  double need = static_cast<double>(size_ + more);
+  if (view_.high == 0) {
+    uint64_t buckets = kMinBuckets;
+    while (need > room(buckets, kGrowAt)) buckets = grown(buckets);
+    return begin_growth(buckets);
+  }
+  for (;;) {
+    if (need <= room(view_.low, kGrowAt)) return {};
+    if (settled()) {
+      uint64_t buckets = grown(view_.low);
+      // A small index goes straight to the size it needs; its memory does not matter and its moves do.
+      while (buckets < kDoubleBelow && need > room(buckets, kGrowAt)) buckets = grown(buckets);
+      if (Status status = begin_growth(buckets); !status.ok()) return status;
+    }
+    bool at_once = view_.low < kDoubleBelow || need > room(view_.low, kFull);
+    if (Status status = grow(at_once ? view_.low + 1 : static_cast<uint64_t>(kMovesPerKey * more + 64)); !status.ok())
+      return status;
+    if (!settled()) return {};
+  }
+}
+
+bool Index::shrink(int64_t budget) {
+  if (settled()) {
+    if (view_.high <= kMinBuckets || static_cast<double>(size_) > room(view_.high, kShrinkAt)) return true;
+    view_.low = std::max(kMinBuckets, static_cast<uint64_t>(static_cast<double>(size_) / (kBucketKeys * kFresh)) + 1);
+    view_.frontier = 0;
+  } else if (static_cast<double>(size_) > room(view_.low, kGrowAt)) {
+    return true;  // it is on its way up
+  }
+  while (budget-- > 0) {
+    uint64_t bucket = scaled(view_.frontier, view_.high);
+    collect(view_.high, bucket);
+    view_.frontier = first_hash(bucket + 1, view_.high);
+    // An entry only moves towards the start, where memory is mapped.
+    if (!resettle().ok()) __builtin_unreachable();
+    if (bucket + 1 == view_.high) {
+      view_.high = view_.low;
+      release_tail();
+      return true;
+    }
+  }
+  return false;
+}
+
+void Index::release_tail() {
+  uint64_t end = view_.high;
+  while (end < extent_ && view_.at(end - 1)->over) ++end;
+  for (uint64_t at = end; at < extent_ && at % kChunkBuckets; ++at) *view_.at(at) = Bucket{};
+  extent_ = end;
+  uint64_t keep = (end + kSpillBuckets + kChunkBuckets - 1) / kChunkBuckets;
+  for (uint64_t chunk = end / kChunkBuckets; chunk < std::min<uint64_t>(keep, pages_.size()); ++chunk) {
+    uint64_t begin = chunk * kChunkBuckets;
+    pages_[chunk].discard(end > begin ? (end - begin) * sizeof(Bucket) : 0);
+  }
+  if (keep < pages_.size()) {
+    pages_.resize(keep);
+    chunks_.resize(keep);
+    view_.chunks = chunks_.data();
+  }
+}
+
+}  // namespace shoal

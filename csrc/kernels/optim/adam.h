@@ -1,0 +1,24 @@
+// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  w -= lr / c1 m / (sqrt(v / c2) + eps), c = 1 - b^t.
+// Settings: 0 beta1, 1 beta2, 2 eps, 3 and 4 as in bias.h. State: m [dim], v [dim], count [1] where rows count.
+#pragma once
+
+#include "kernels/optim/bias.h"
+
+namespace shoal::SHOAL_ISA {
+
+struct Adam {
+  static void step(float* w, const float* g, float* state, int32_t dim, const Hyper& h) {
+    float* m = state;
+    float* v = state + dim;
+    const Bias bias = bias_correction(state + 2 * dim, h);
+    const float b1 = h.setting[0], b2 = h.setting[1], eps = h.setting[2];
+    const float rate = h.lr / bias.first, root = __builtin_sqrtf(bias.second);
+    for (int32_t i = 0; i < dim; ++i) {
+      m[i] = b1 * m[i] + (1.0f - b1) * g[i];
+      v[i] = b2 * v[i] + (1.0f - b2) * g[i] * g[i];
+      w[i] -= rate * m[i] / (__builtin_sqrtf(v[i]) / root + eps);
+    }
+  }
+};
+
+}  // namespace shoal::SHOAL_ISA

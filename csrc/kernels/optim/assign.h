@@ -1,0 +1,14 @@
+// The gradient is the new row.
+#pragma once
+
+#include "kernels/update.h"
+
+namespace shoal::SHOAL_ISA {
+
+struct Assign {
+  static void step(float* w, const float* g, float*, int32_t dim, const Hyper&) {
+    for (int32_t i = 0; i < dim; ++i) w[i] = g[i];
+  }
+};
+
+}  // namespace shoal::SHOAL_ISA

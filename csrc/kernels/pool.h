@@ -1,0 +1,41 @@
+// Forward: rows to output. One bag gives one output row (sum, mean), or every key gives its own (none).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/cpu.h"
+#include "base/rows.h"
+#include "kernels/batch.h"
+#include "kernels/birth.h"
+
+namespace shoal {
+
+enum class Pooling : int { none = 0, sum = 1, mean = 2 };
+
+// How one feature of a batch reads one table.
+struct PoolFeature {
+  const Rows* rows = nullptr;
+  int64_t source = 0;  // the feature's number in the batch: its bags begin at offset source * batch
+  Pooling pooling = Pooling::sum;
+  bool silent = false;  // the output is zeros (a feature that only writes)
+  Init missing;         // what a key without a row reads as
+  // Where its output goes: row i of the feature (a bag, or a key for `none`) at out + i * stride, in elements.
+  char* out = nullptr;
+  int64_t stride = 0;
+};
+
+void pool(const std::vector<PoolFeature>& features, const Bags& bags, Dtype out_dtype, int threads);
+
+struct PoolKernel {
+  // Output rows [begin, end) of a feature. `scratch` holds pool_scratch_floats(dim) floats.
+  void (*run)(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
+              float* scratch);
+};
+SHOAL_DISPATCH(PoolKernel, pool_kernel)
+
+// A bag is summed in pieces of this many rows.
+inline constexpr int64_t kPieceRows = 32;
+inline int64_t pool_scratch_floats(int32_t dim) { return (kPieceRows + 2) * static_cast<int64_t>(dim); }
+
+}  // namespace shoal

@@ -1,0 +1,166 @@
+#include "kernels/pool.h"
+
+#include "kernels/vec.h"
+// clang-format off: births use vec.h
+#include "kernels/birth_isa.h"
+// clang-format on
+
+namespace shoal {
+using namespace SHOAL_ISA;
+namespace {
+
+// Rows ahead whose lines are asked for. Ten rows of four lines keep the miss buffers of a core full.
+constexpr int64_t kAheadLines = 48;
+
+inline void prefetch_row(const char* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+}
+
+inline int64_t rows_ahead(const Rows& rows) {
+  int64_t lines = (rows.weight_bytes + 63) / 64;
+  int64_t ahead = kAheadLines / lines;
+  return ahead < 2 ? 2 : ahead > 32 ? 32 : ahead;
+}
+
+// acc[at .. at + 16 * V) += weight x row, over all rows of a piece, in registers.
+template <Dtype D, int V, bool Weighted>
+inline void add_block(const char* const* row, const float* weight, int64_t n, int32_t at, float* acc) {
+  f32x16 sum[V];
+  for (int v = 0; v < V; ++v) sum[v] = load16(acc + at + kLanes * v);
+  for (int64_t r = 0; r < n; ++r) {
+    const auto* p = reinterpret_cast<const typename Element<D>::type*>(row[r]) + at;
+    for (int v = 0; v < V; ++v) {
+      f32x16 x = load_elements<D>(p + kLanes * v);
+      if constexpr (Weighted)
+        sum[v] += weight[r] * x;
+      else
+        sum[v] += x;
+    }
+  }
+  for (int v = 0; v < V; ++v) store16(acc + at + kLanes * v, sum[v]);
+}
+
+template <Dtype D, bool Weighted>
+void add_rows(const char* const* row, const float* weight, int64_t n, int32_t dim, float* acc) {
+  int32_t at = 0;
+  for (; at + 8 * kLanes <= dim; at += 8 * kLanes) add_block<D, 8, Weighted>(row, weight, n, at, acc);
+  if (at + 4 * kLanes <= dim) add_block<D, 4, Weighted>(row, weight, n, at, acc), at += 4 * kLanes;
+  if (at + 2 * kLanes <= dim) add_block<D, 2, Weighted>(row, weight, n, at, acc), at += 2 * kLanes;
+  if (at + kLanes <= dim) add_block<D, 1, Weighted>(row, weight, n, at, acc), at += kLanes;
+  if (at == dim) return;
+  for (int64_t r = 0; r < n; ++r) {
+    const auto* p = reinterpret_cast<const typename Element<D>::type*>(row[r]);
+    for (int32_t i = at; i < dim; ++i) {
+      if constexpr (Weighted)
+        acc[i] += weight[r] * Element<D>::load(p[i]);
+      else
+        acc[i] += Element<D>::load(p[i]);
+    }
+  }
+}
+
+int64_t element_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
+// The row of position i; a missing one is born into `scratch`.
+template <Dtype D>
+inline const char* row_at(const PoolFeature& feature, const Bags& bags, int64_t i, float* born_at, float* scratch) {
+  uint32_t slot = bags.slots[i];
+  if (slot != kNoSlot) return feature.rows->weights(slot);
+  born(feature.missing, bags.key(i), feature.rows->dim, scratch);
+  store_nearest<D>(reinterpret_cast<char*>(born_at), feature.rows->dim, scratch);
+  return reinterpret_cast<const char*>(born_at);
+}
+
+template <Dtype D>
+void run_bags(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
+              float* scratch) {
+  const Rows& rows = *feature.rows;
+  const int32_t dim = rows.dim;
+  const int64_t first = feature.source * bags.batch, ahead = rows_ahead(rows);
+  const int64_t last = bags.offset(first + end);
+  float* acc = scratch;
+  float* wide = scratch + dim;
+  float* missing = scratch + 2 * dim;
+  for (int64_t i = bags.offset(first + begin), stop = i + ahead < last ? i + ahead : last; i < stop; ++i)
+    if (bags.slots[i] != kNoSlot) prefetch_row(rows.weights(bags.slots[i]), rows.weight_bytes);
+  for (int64_t bag = begin; bag < end; ++bag) {
+    int64_t from = bags.offset(first + bag), to = bags.offset(first + bag + 1);
+    char* target = feature.out + bag * feature.stride * element_bytes(out_dtype);
+    bool direct = out_dtype == Dtype::f32;
+    float* sum = direct ? reinterpret_cast<float*>(target) : acc;
+    for (int32_t i = 0; i < dim; ++i) sum[i] = 0.0f;
+    for (int64_t piece = from; piece < to; piece += kPieceRows) {
+      int64_t n = to - piece < kPieceRows ? to - piece : kPieceRows;
+      const char* row[kPieceRows];
+      for (int64_t r = 0; r < n; ++r) {
+        if (piece + r + ahead < last && bags.slots[piece + r + ahead] != kNoSlot)
+          prefetch_row(rows.weights(bags.slots[piece + r + ahead]), rows.weight_bytes);
+        row[r] = row_at<D>(feature, bags, piece + r, missing + r * dim, wide);
+      }
+      if (bags.weights)
+        add_rows<D, true>(row, bags.weights + piece, n, dim, sum);
+      else
+        add_rows<D, false>(row, nullptr, n, dim, sum);
+    }
+    if (feature.pooling == Pooling::mean && to > from) {
+      float count = static_cast<float>(to - from);
+      for (int32_t i = 0; i < dim; ++i) sum[i] /= count;
+    }
+    if (!direct) store_nearest(out_dtype, target, dim, sum);
+  }
+}
+
+template <Dtype D>
+void run_keys(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
+              float* scratch) {
+  const Rows& rows = *feature.rows;
+  const int32_t dim = rows.dim;
+  const int64_t base = bags.offset(feature.source * bags.batch), ahead = rows_ahead(rows);
+  float* wide = scratch;
+  float* missing = scratch + dim;
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + ahead < end && bags.slots[base + i + ahead] != kNoSlot)
+      prefetch_row(rows.weights(bags.slots[base + i + ahead]), rows.weight_bytes);
+    const char* row = row_at<D>(feature, bags, base + i, missing, wide);
+    char* target = feature.out + i * feature.stride * element_bytes(out_dtype);
+    if (D == out_dtype && !bags.weights) {
+      std::memcpy(target, row, static_cast<size_t>(rows.weight_bytes));
+      continue;
+    }
+    load_row<D>(row, dim, wide);
+    if (bags.weights)
+      for (int32_t j = 0; j < dim; ++j) wide[j] *= bags.weights[base + i];
+    store_nearest(out_dtype, target, dim, wide);
+  }
+}
+
+void run_silent(const PoolFeature& feature, Dtype out_dtype, int64_t begin, int64_t end) {
+  int64_t bytes = element_bytes(out_dtype);
+  for (int64_t i = begin; i < end; ++i)
+    std::memset(feature.out + i * feature.stride * bytes, 0, static_cast<size_t>(feature.rows->dim * bytes));
+}
+
+template <Dtype D>
+void run_typed(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
+               float* scratch) {
+  if (feature.pooling == Pooling::none)
+    run_keys<D>(feature, bags, out_dtype, begin, end, scratch);
+  else
+    run_bags<D>(feature, bags, out_dtype, begin, end, scratch);
+}
+
+void run(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end, float* scratch) {
+  if (feature.silent) return run_silent(feature, out_dtype, begin, end);
+  switch (feature.rows->dtype) {
+    case Dtype::f32: return run_typed<Dtype::f32>(feature, bags, out_dtype, begin, end, scratch);
+    case Dtype::f16: return run_typed<Dtype::f16>(feature, bags, out_dtype, begin, end, scratch);
+    case Dtype::bf16: return run_typed<Dtype::bf16>(feature, bags, out_dtype, begin, end, scratch);
+  }
+}
+
+}  // namespace
+
+extern const PoolKernel SHOAL_ISA_TABLE(pool_kernel);
+const PoolKernel SHOAL_ISA_TABLE(pool_kernel) = {run};
+
+}  // namespace shoal

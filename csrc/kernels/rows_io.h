@@ -1,0 +1,43 @@
+// Whole rows in and out of a store: births, reads, writes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/cpu.h"
+#include "base/rows.h"
+#include "kernels/birth.h"
+
+namespace shoal {
+
+// Rows of new keys: first weights, state as `state` [state_floats], the score, flagged changed and dirty.
+void birth(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,
+           const uint32_t* slots, int64_t n, int threads);
+
+// out[i] = the weights at slots[i] as floats; a missing one (kNoSlot) is born from keys[i].
+void read_weights(const Rows& rows, const Init& missing, const int64_t* keys, const uint32_t* slots, int64_t n,
+                  float* out, int threads);
+// in[i] to the weights at slots[i], rounded to nearest; flagged changed and dirty.
+void write_weights(const Rows& rows, const uint32_t* slots, int64_t n, const float* in);
+
+// State floats [from, from + width) of each slot. A missing one reads `missing` [width].
+void read_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* missing,
+                float* out);
+void write_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* in);
+
+// NaN where missing.
+void read_scores(const Rows& rows, const uint32_t* slots, int64_t n, double* out);
+void write_scores(const Rows& rows, const uint32_t* slots, int64_t n, const double* in);
+void set_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags);
+// Raises the scores of rows in use to `score`.
+void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score);
+
+struct RowsKernel {
+  void (*birth)(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,
+                const uint32_t* slots, int64_t n, float* scratch);
+  void (*read_weights)(const Rows& rows, const Init& missing, const int64_t* keys, const uint32_t* slots, int64_t n,
+                       float* out);
+  void (*write_weights)(const Rows& rows, const uint32_t* slots, int64_t n, const float* in);
+};
+SHOAL_DISPATCH(RowsKernel, rows_kernel)
+
+}  // namespace shoal

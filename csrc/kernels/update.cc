@@ -1,0 +1,206 @@
+#include "kernels/update.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "base/thread_pool.h"
+#include "kernels/sort.h"
+
+namespace shoal {
+
+static constexpr int64_t kPairsPerPart = 2048;  // 16 KiB: a part is sorted in the first-level cache
+static constexpr int64_t kPairsPerChunk = 8192;
+static constexpr int64_t kMaxParts = 1024;
+
+namespace {
+
+// A stretch of one feature's positions, split among the parts of its table by one thread.
+struct Chunk {
+  int64_t table, feature, begin, end;
+  int64_t counts_at;  // its histogram, one number a part
+};
+
+struct TableParts {
+  std::vector<GradientRow> features;
+  int64_t positions = 0;
+  int64_t parts = 0;
+  int64_t first_part = 0;  // among all tables
+  int shift = 0;           // slot >> shift = part
+};
+
+int shift_for(uint32_t top_slot, int64_t parts) {
+  int shift = 0;
+  while ((static_cast<int64_t>(top_slot) >> shift) >= parts) ++shift;
+  return shift;
+}
+
+}  // namespace
+
+std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const std::vector<UpdateFeature>& features,
+                    const Bags& bags, int threads) {
+  ThreadPool& pool = ThreadPool::instance();
+  std::vector<TableParts> split(tables.size());
+  std::vector<Chunk> chunks;
+  int64_t positions = 0;
+  for (size_t f = 0; f < features.size(); ++f) {
+    const UpdateFeature& feature = features[f];
+    int64_t first = feature.source * bags.batch;
+    int64_t begin = bags.offset(first), end = bags.offset(first + bags.batch);
+    TableParts& table = split[static_cast<size_t>(feature.table)];
+    table.features.push_back({&feature, begin, end});
+    table.positions += end - begin;
+    positions = std::max(positions, end);
+    for (int64_t at = begin; at < end; at += kPairsPerChunk)
+      chunks.push_back({feature.table, static_cast<int64_t>(f), at, std::min(at + kPairsPerChunk, end), 0});
+  }
+  std::vector<UpdateCounts> counts_of(tables.size());
+  if (chunks.empty()) return counts_of;
+
+  // Every position's bag, and the highest slot of each table.
+  auto bag_of = std::make_unique_for_overwrite<uint32_t[]>(static_cast<size_t>(positions));
+  std::vector<uint32_t> top(tables.size(), 0);
+  pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
+    const Chunk& chunk = chunks[static_cast<size_t>(c)];
+    int64_t first = features[static_cast<size_t>(chunk.feature)].source * bags.batch;
+    // The bag of the chunk's first position: the last whose offset is not beyond it.
+    int64_t low = 0, high = bags.batch;
+    while (high - low > 1) {
+      int64_t middle = (low + high) / 2;
+      (bags.offset(first + middle) <= chunk.begin ? low : high) = middle;
+    }
+    uint32_t highest = 0;
+    for (int64_t bag = low, at = chunk.begin; at < chunk.end; ++bag) {
+      int64_t end = std::min(bags.offset(first + bag + 1), chunk.end);
+      for (; at < end; ++at) {
+        bag_of[static_cast<size_t>(at)] = static_cast<uint32_t>(bag);
+        if (bags.slots[at] != kNoSlot) highest = std::max(highest, bags.slots[at]);
+      }
+    }
+    std::atomic_ref<uint32_t> top_slot(top[static_cast<size_t>(chunk.table)]);
+    uint32_t seen = top_slot.load(std::memory_order_relaxed);
+    while (seen < highest && !top_slot.compare_exchange_weak(seen, highest, std::memory_order_relaxed)) {
+    }
+  });
+
+  int64_t part_count = 0;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    TableParts& table = split[t];
+    table.parts = std::clamp<int64_t>(table.positions / kPairsPerPart, 1, kMaxParts);
+    table.shift = shift_for(top[t], table.parts);
+    table.first_part = part_count;
+    part_count += table.parts;
+  }
+  int64_t counts = 0;
+  for (Chunk& chunk : chunks) {
+    chunk.counts_at = counts;
+    counts += split[static_cast<size_t>(chunk.table)].parts;
+  }
+  std::vector<int64_t> count(static_cast<size_t>(counts), 0);
+  pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
+    const Chunk& chunk = chunks[static_cast<size_t>(c)];
+    int shift = split[static_cast<size_t>(chunk.table)].shift;
+    int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
+    for (int64_t at = chunk.begin; at < chunk.end; ++at)
+      if (bags.slots[at] != kNoSlot) ++histogram[bags.slots[at] >> shift];
+  });
+
+  // Where each part begins, and in it the pairs of each chunk, in order.
+  std::vector<int64_t> part_begin(static_cast<size_t>(part_count) + 1, 0);
+  for (const Chunk& chunk : chunks) {
+    const TableParts& table = split[static_cast<size_t>(chunk.table)];
+    for (int64_t p = 0; p < table.parts; ++p)
+      part_begin[static_cast<size_t>(table.first_part + p) + 1] += count[static_cast<size_t>(chunk.counts_at + p)];
+  }
+  for (size_t p = 1; p < part_begin.size(); ++p) part_begin[p] += part_begin[p - 1];
+  {
+    std::vector<int64_t> next(part_begin.begin(), part_begin.end() - 1);
+    for (const Chunk& chunk : chunks) {
+      const TableParts& table = split[static_cast<size_t>(chunk.table)];
+      for (int64_t p = 0; p < table.parts; ++p) {
+        int64_t& here = count[static_cast<size_t>(chunk.counts_at + p)];
+        here = std::exchange(next[static_cast<size_t>(table.first_part + p)],
+                             next[static_cast<size_t>(table.first_part + p)] + here);
+      }
+    }
+  }
+  auto pairs = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(part_begin.back()));
+  pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
+    const Chunk& chunk = chunks[static_cast<size_t>(c)];
+    int shift = split[static_cast<size_t>(chunk.table)].shift;
+    int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
+    for (int64_t at = chunk.begin; at < chunk.end; ++at)
+      if (uint32_t slot = bags.slots[at]; slot != kNoSlot)
+        pairs[static_cast<size_t>(next[slot >> shift]++)] = static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(at);
+  });
+
+  std::vector<int64_t> table_of(static_cast<size_t>(part_count));
+  for (size_t t = 0; t < tables.size(); ++t)
+    for (int64_t p = 0; p < split[t].parts; ++p)
+      table_of[static_cast<size_t>(split[t].first_part + p)] = static_cast<int64_t>(t);
+  const UpdateKernel& kernel = update_kernel();
+  pool.run(part_count, threads, [&](int64_t p) {
+    size_t t = static_cast<size_t>(table_of[static_cast<size_t>(p)]);
+    int64_t begin = part_begin[static_cast<size_t>(p)], n = part_begin[static_cast<size_t>(p) + 1] - begin;
+    if (n == 0) return;
+    auto spare = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(n));
+    auto scratch =
+        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(update_scratch_floats(tables[t].rows->dim)));
+    const uint64_t* sorted = sort_by_slot(&pairs[static_cast<size_t>(begin)], spare.get(), n, split[t].shift);
+    UpdatePart part{&tables[t], split[t].features.data(), static_cast<int64_t>(split[t].features.size()), bag_of.get()};
+    UpdateCounts did = kernel.run(part, bags, sorted, n, scratch.get());
+    auto add = [](int64_t& total, int64_t n) { std::atomic_ref(total).fetch_add(n, std::memory_order_relaxed); };
+    add(counts_of[t].rows, did.rows);
+    add(counts_of[t].dropped, did.dropped);
+    add(counts_of[t].nonfinite, did.nonfinite);
+  });
+  return counts_of;
+}
+
+void weight_gradients(const std::vector<const Rows*>& rows, const std::vector<UpdateFeature>& features,
+                      const std::vector<Init>& missing, const Bags& bags, float* out, int threads) {
+  constexpr int64_t kBagsPerTask = 64;
+  struct Task {
+    size_t feature;
+    int64_t begin, end;
+  };
+  std::vector<Task> tasks;
+  for (size_t f = 0; f < features.size(); ++f)
+    for (int64_t bag = 0; bag < bags.batch; bag += kBagsPerTask)
+      tasks.push_back({f, bag, std::min(bag + kBagsPerTask, bags.batch)});
+  const UpdateKernel& kernel = update_kernel();
+  ThreadPool::instance().run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
+    const Task& task = tasks[static_cast<size_t>(t)];
+    const UpdateFeature& feature = features[task.feature];
+    const Rows& table = *rows[task.feature];
+    auto scratch = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(update_scratch_floats(table.dim)));
+    kernel.weight_gradients(feature, table, missing[task.feature], bags, task.begin, task.end, out, scratch.get());
+  });
+}
+
+bool all_finite(const float* data, int64_t rows, int64_t columns, int64_t stride, int threads) {
+  if (rows == 0 || columns == 0) return true;
+  constexpr int64_t kFloatsPerTask = 1 << 16;
+  const UpdateKernel& kernel = update_kernel();
+  if (stride == columns) {
+    columns *= rows;
+    rows = 1;
+  }
+  std::atomic<bool> finite{true};
+  int64_t rows_per_task = std::max<int64_t>(1, kFloatsPerTask / columns);
+  int64_t pieces = rows == 1 ? (columns + kFloatsPerTask - 1) / kFloatsPerTask : 1;
+  int64_t tasks = (rows + rows_per_task - 1) / rows_per_task * pieces;
+  ThreadPool::instance().run(tasks, threads, [&](int64_t task) {
+    if (pieces > 1 || rows == 1) {
+      int64_t begin = columns * task / pieces, end = columns * (task + 1) / pieces;
+      if (!kernel.all_finite(data + begin, end - begin)) finite.store(false, std::memory_order_relaxed);
+      return;
+    }
+    for (int64_t r = task * rows_per_task; r < std::min((task + 1) * rows_per_task, rows); ++r)
+      if (!kernel.all_finite(data + r * stride, columns)) finite.store(false, std::memory_order_relaxed);
+  });
+  return finite.load();
+}
+
+}  // namespace shoal

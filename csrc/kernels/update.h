@@ -1,0 +1,104 @@
+// Backward: gradients of outputs to gradients of rows, and the optimizer's step in place.
+//
+// The (slot, position) pairs of a table are split by slot into parts; a part is sorted and walked by one thread, and a
+// row's gradients are added in the order of their positions. So the result does not depend on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/cpu.h"
+#include "base/rows.h"
+#include "kernels/batch.h"
+#include "kernels/pool.h"
+
+namespace shoal {
+
+// Values are fixed: Python names optimizers by them.
+enum class Optimizer : int {
+  sgd = 0,
+  momentum = 1,
+  adagrad = 2,
+  rowwise_adagrad = 3,
+  adam = 4,
+  partial_rowwise_adam = 5,
+  ftrl = 6,
+  assign = 7,
+};
+
+enum class Reduce : int { sum = 0, mean = 1, first = 2, last = 3 };
+
+// What a step reads. Each optimizer's file says which of the numbered settings it uses.
+struct Hyper {
+  float lr = 0;
+  float setting[6] = {};
+};
+
+struct UpdateTable {
+  const Rows* rows = nullptr;
+  Optimizer optimizer = Optimizer::sgd;
+  Reduce reduce = Reduce::sum;
+  Hyper hyper;
+  float weight_decay = 0;  // added to the gradient
+  float shrink = 1;        // decoupled decay: the row is multiplied by it before the step
+  float clip_value = 0;    // 0: off
+  float clip_norm = 0;
+  float max_norm = 0;
+  float grad_scale = 1;
+  double score = 0;
+  uint64_t step = 0;
+  uint64_t rounding_stream = 0;
+};
+
+// The gradient of one feature's output, and where its rows lie.
+struct UpdateFeature {
+  int64_t table = 0;
+  int64_t source = 0;
+  Pooling pooling = Pooling::sum;
+  const float* grad = nullptr;  // row i at grad + i * stride
+  int64_t stride = 0;
+};
+
+struct UpdateCounts {
+  int64_t rows = 0;       // rows changed
+  int64_t dropped = 0;    // rows erased since the forward: their gradient goes nowhere
+  int64_t nonfinite = 0;  // rows left alone because their gradients overflowed when added
+};
+
+// What happened to each table. REQUIRES: exclusive access to the tables; slots[i] was found for key i.
+std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const std::vector<UpdateFeature>& features,
+                    const Bags& bags, int threads);
+
+// d loss / d weight of every position of the features: its output gradient times its row. `rows` and `missing` go by
+// feature; UpdateFeature::table is not read.
+void weight_gradients(const std::vector<const Rows*>& rows, const std::vector<UpdateFeature>& features,
+                      const std::vector<Init>& missing, const Bags& bags, float* out, int threads);
+
+// True if [rows, columns] floats at `stride` hold neither NaN nor infinity.
+bool all_finite(const float* data, int64_t rows, int64_t columns, int64_t stride, int threads);
+
+// One position of a table's keys.
+struct GradientRow {
+  const UpdateFeature* feature;
+  int64_t begin, end;  // positions of the feature in the batch
+};
+
+struct UpdatePart {
+  const UpdateTable* table;
+  const GradientRow* features;  // of this table
+  int64_t feature_count;
+  const uint32_t* bag_of;  // [n]: the bag a position belongs to
+};
+
+struct UpdateKernel {
+  // `pairs` are slot << 32 | position, sorted; `scratch` holds update_scratch_floats(dim) floats.
+  UpdateCounts (*run)(const UpdatePart& part, const Bags& bags, const uint64_t* pairs, int64_t n, float* scratch);
+  void (*weight_gradients)(const UpdateFeature& feature, const Rows& rows, const Init& missing, const Bags& bags,
+                           int64_t begin, int64_t end, float* out, float* scratch);
+  bool (*all_finite)(const float* data, int64_t n);
+};
+SHOAL_DISPATCH(UpdateKernel, update_kernel)
+
+inline int64_t update_scratch_floats(int32_t dim) { return 2 * static_cast<int64_t>(dim); }
+
+}  // namespace shoal

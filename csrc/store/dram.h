@@ -1,0 +1,57 @@
+// Rows in host memory, in slabs of at least 2 MiB reached through a table of pointers: growing never moves a row.
+//
+// Thread safety: none of its own; the table's lock covers it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/rows.h"
+#include "base/status.h"
+
+namespace shoal {
+
+class DramStore {
+ public:
+  DramStore(int32_t dim, Dtype dtype, int32_t state_floats);
+  DramStore(const DramStore&) = delete;
+  DramStore& operator=(const DramStore&) = delete;
+
+  const Rows& rows() const { return rows_; }
+  int64_t live() const { return live_; }
+  int64_t slabs() const { return static_cast<int64_t>(pages_.size()); }
+  // What the rows take now, and after `more` of them.
+  int64_t bytes() const { return bytes_of(slabs(), fresh_); }
+  int64_t bytes_after(int64_t more) const;
+
+  // Makes sure that `more` slots can be taken.
+  Status reserve(int64_t more);
+  // Takes the n lowest free slots. REQUIRES: reserve(n) succeeded.
+  void take(uint32_t* slots, int64_t n);
+  void give(const uint32_t* slots, int64_t n);
+
+  // True if moving rows to the front would free a slab worth the work.
+  bool sparse() const;
+  // First slot of the slabs that a full compaction would empty.
+  uint32_t compact_from() const;
+  void move(uint32_t from, uint32_t to);
+  // Unmaps empty slabs at the end.
+  void release_tail();
+
+ private:
+  int64_t bytes_of(int64_t slabs, int64_t fresh) const;
+  int64_t free_slots() const { return slabs() * rows_.rows_per_slab - live_; }
+
+  Rows rows_;
+  size_t slab_bytes_;
+  std::vector<Pages> pages_;
+  std::vector<char*> slabs_;
+  std::vector<std::vector<uint64_t>> free_;  // one bit a row, by slab
+  std::vector<uint32_t> free_count_;
+  int64_t lowest_free_ = 0;  // no slab before it has a free slot
+  int64_t fresh_ = 0;        // slots that were in use at least once, counted from the first slab
+  int64_t live_ = 0;
+};
+
+}  // namespace shoal

@@ -1,0 +1,1 @@
+"""Programs to read and run; `python -m examples.quickstart` from the root of the repository."""

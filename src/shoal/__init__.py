@@ -1,0 +1,53 @@
+"""Embedding tables for PyTorch that grow with the ids they see."""
+
+from shoal import errors
+from shoal.config import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Assign,
+    Clip,
+    Constant,
+    Dram,
+    Feature,
+    Ftrl,
+    Normal,
+    PartialRowwiseAdam,
+    RowwiseAdagrad,
+    Table,
+    Uniform,
+    Zeros,
+    get_num_threads,
+    set_num_threads,
+)
+from shoal.modules import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Assign",
+    "Clip",
+    "Constant",
+    "Dram",
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "Feature",
+    "Ftrl",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "Normal",
+    "PartialRowwiseAdam",
+    "RowwiseAdagrad",
+    "Table",
+    "Uniform",
+    "Zeros",
+    "errors",
+    "get_num_threads",
+    "set_num_threads",
+]

@@ -1,0 +1,49 @@
+"""Settings as frozen values that are checked when they are made.
+
+A wrong value, an unknown keyword or a missing one is a ConfigError.
+"""
+
+from shoal.config.init import Constant, Init, Normal, Uniform, Zeros
+from shoal.config.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Assign,
+    Clip,
+    Column,
+    Ftrl,
+    Optimizer,
+    PartialRowwiseAdam,
+    RowwiseAdagrad,
+)
+from shoal.config.size import format_size, parse_size
+from shoal.config.table import Feature, Table
+from shoal.config.threads import get_num_threads, set_num_threads
+from shoal.config.tiers import Dram
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Assign",
+    "Clip",
+    "Column",
+    "Constant",
+    "Dram",
+    "Feature",
+    "Ftrl",
+    "Init",
+    "Normal",
+    "Optimizer",
+    "PartialRowwiseAdam",
+    "RowwiseAdagrad",
+    "Table",
+    "Uniform",
+    "Zeros",
+    "format_size",
+    "get_num_threads",
+    "parse_size",
+    "set_num_threads",
+]

@@ -1,0 +1,165 @@
+"""A table and the features that read and train it."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from shoal.config.checked import choice, integer, label, settle, value
+from shoal.config.init import Init, Uniform
+from shoal.config.optimizers import Column, Optimizer, RowwiseAdagrad
+from shoal.config.tiers import Dram
+from shoal.errors import ConfigError
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_STATE_BYTES = 4
+
+
+@value
+class Feature:
+    """A feature of the batch, by its key in the KeyedJaggedTensor, and what it does to the table.
+
+    mode: "train" looks up, inserts unseen keys and updates rows; "read" only looks up; "write" inserts and updates from
+        its gradient, and its output is zeros.
+    """
+
+    name: str
+    mode: Literal["train", "read", "write"] = "train"
+
+    def __post_init__(self) -> None:
+        label("Feature", "name", self.name)
+        choice(f"Feature {self.name!r}", "mode", self.mode, ("train", "read", "write"))
+
+
+@value
+class Table:
+    """One embedding table: a row of `dim` weights for every key it has seen.
+
+    name: unique in its collection, and part of the state dict's keys; first rows depend on it.
+    dim: weights a row.
+    features: names of features, or Feature values; by default one feature called as the table.
+    pooling: how the rows of a bag become one: "sum", "mean", or "none" for a sequence.
+    optimizer: how rows are updated; None for a table that is only read or assigned, whose rows carry no state.
+    init: what a row's weights are born with.
+    tiers: where rows live, fastest first; None is the memory of the module's device, without limit.
+    missing: what a key without a row reads as: "init", the row it would be born with, or "zero".
+    dtype: the type of the weights: "float32", "float16" or "bfloat16", or torch's own names for them.
+    buckets: parts the table is cut into to be placed on ranks; fixed for a table's life.
+    """
+
+    name: str
+    dim: int
+    features: tuple[Feature, ...]
+    pooling: Literal["sum", "mean", "none"]
+    optimizer: Optimizer | None
+    init: Init
+    tiers: tuple[Dram, ...] | None
+    missing: Literal["init", "zero"]
+    dtype: Dtype
+    buckets: int
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        features: Sequence[str | Feature] | None = None,
+        pooling: Literal["sum", "mean", "none"] = "sum",
+        optimizer: Optimizer | None = RowwiseAdagrad(lr=0.01),  # noqa: B008 (frozen)
+        init: Init = Uniform(-0.01, 0.01),  # noqa: B008 (frozen)
+        tiers: Sequence[Dram] | None = None,
+        missing: Literal["init", "zero"] = "init",
+        dtype: Dtype | torch.dtype = "float32",
+        buckets: int = 4096,
+    ) -> None:
+        if "." in label("Table", "name", name):
+            raise ConfigError(
+                f"[Table] name: wanted no '.', which separates the parts of a state dict's keys; got {name!r}."
+            )
+        where = f"Table {name!r}"
+        settle(
+            self,
+            name=name,
+            dim=integer(where, "dim", dim, low=1),
+            features=_features(where, (name,) if features is None else features),
+            pooling=choice(where, "pooling", pooling, ("sum", "mean", "none")),
+            optimizer=_optimizer(where, optimizer),
+            init=_init(where, init, _dtype(where, dtype)),
+            tiers=None if tiers is None else _tiers(where, tiers),
+            missing=choice(where, "missing", missing, ("init", "zero")),
+            dtype=_dtype(where, dtype),
+            buckets=integer(where, "buckets", buckets, low=1),
+        )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features, in order."""
+        return tuple(feature.name for feature in self.features)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The optimizer's state columns, in the order in which they lie in a row."""
+        return () if self.optimizer is None else self.optimizer.columns(self.dim)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row: its weights and its state."""
+        return self.dim * _DTYPES[self.dtype].itemsize + sum(column.width for column in self.columns) * _STATE_BYTES
+
+
+def _features(where: str, given: Any) -> tuple[Feature, ...]:
+    if isinstance(given, (str, Feature)):
+        name = given if isinstance(given, str) else given.name
+        raise ConfigError(f"[{where}] features: wanted a list; got {given!r}. Write features=[{name!r}].")
+    features = []
+    for item in _items(where, "features", given):
+        if not isinstance(item, (str, Feature)):
+            raise ConfigError(f"[{where}] features: wanted names or Feature values; got {item!r}.")
+        features.append(Feature(item) if isinstance(item, str) else item)
+    names = [feature.name for feature in features]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"[{where}] features: wanted each name once; got {name!r} more than once.")
+    return tuple(features)
+
+
+def _tiers(where: str, given: Any) -> tuple[Dram, ...]:
+    if isinstance(given, (str, Dram)):
+        raise ConfigError(f"[{where}] tiers: wanted a list; got {given!r}. Write tiers=[Dram('8GiB')], say.")
+    tiers = _items(where, "tiers", given)
+    for tier in tiers:
+        if not isinstance(tier, Dram):
+            raise ConfigError(f"[{where}] tiers: wanted tiers such as Dram('8GiB'); got {tier!r}.")
+    if len({type(tier) for tier in tiers}) < len(tiers):
+        raise ConfigError(f"[{where}] tiers: wanted each kind of tier once; got {list(tiers)!r}.")
+    return tiers
+
+
+def _items(where: str, name: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"[{where}] {name}: wanted a non-empty list; got {given!r}.")
+    return tuple(given)
+
+
+def _optimizer(where: str, given: object) -> Optimizer | None:
+    if given is not None and not isinstance(given, Optimizer):
+        raise ConfigError(
+            f"[{where}] optimizer: wanted a value such as RowwiseAdagrad(lr=0.01), or None; got {given!r}."
+        )
+    return given
+
+
+def _init(where: str, given: object, dtype: str) -> Init:
+    if not isinstance(given, Init):
+        raise ConfigError(f"[{where}] init: wanted Uniform, Normal, Zeros or Constant; got {given!r}.")
+    if given.bound > torch.finfo(_DTYPES[dtype]).max:
+        raise ConfigError(f"[{where}] init: wanted weights that are finite in {dtype}; got {given!r}.")
+    return given
+
+
+def _dtype(where: str, given: object) -> str:
+    named = _DTYPE_NAMES.get(given, given) if isinstance(given, torch.dtype) else given
+    return choice(where, "dtype", named, tuple(_DTYPES))

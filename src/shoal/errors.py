@@ -1,0 +1,79 @@
+"""Every exception that Shoal raises on purpose.
+
+    ShoalError
+    ├── ConfigError       (ValueError)       an impossible or unknown setting
+    ├── InputError        (ValueError)       a bad batch or argument
+    ├── NotFoundError     (KeyError)         an unknown table or feature
+    ├── DeviceError       (RuntimeError)     a wrong or unavailable device
+    ├── CapacityError     (RuntimeError)     a tier's byte budget is full
+    ├── OutOfMemoryError  (MemoryError)      the operating system refused memory
+    ├── NonFiniteError    (ArithmeticError)  NaN or infinity in the gradients
+    ├── BackwardError     (RuntimeError)     a backward pass that cannot be applied
+    ├── StateDictError    (RuntimeError)     a state dict that cannot be made or loaded
+    └── ForkError         (RuntimeError)     use in a forked child process
+
+`except ShoalError` catches them all; the built-in class in brackets is a base too, so that code which knows nothing of
+Shoal catches what it would expect. Messages read "[where] what was wanted; got what came. What to do."
+"""
+
+__all__ = [
+    "BackwardError",
+    "CapacityError",
+    "ConfigError",
+    "DeviceError",
+    "ForkError",
+    "InputError",
+    "NonFiniteError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "ShoalError",
+    "StateDictError",
+]
+
+
+class ShoalError(Exception):
+    """Base of every exception that Shoal raises on purpose."""
+
+
+class ConfigError(ShoalError, ValueError):
+    """A setting is unknown or impossible; raised where the value is constructed."""
+
+
+class InputError(ShoalError, ValueError):
+    """A batch or an argument is malformed; raised before anything changes."""
+
+
+class NotFoundError(ShoalError, KeyError):
+    """A table or feature of that name does not exist."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument, which puts quotes around a sentence and escapes its newlines.
+        return Exception.__str__(self)
+
+
+class DeviceError(ShoalError, RuntimeError):
+    """A tensor or module is on the wrong device, or the device is not available."""
+
+
+class CapacityError(ShoalError, RuntimeError):
+    """A tier's byte budget is full, so a new key has no room."""
+
+
+class OutOfMemoryError(ShoalError, MemoryError):
+    """The operating system refused memory that the byte budget would have allowed."""
+
+
+class NonFiniteError(ShoalError, ArithmeticError):
+    """A gradient holds NaN or infinity, and `Clip(nonfinite="raise")` is set; no row has changed."""
+
+
+class BackwardError(ShoalError, RuntimeError):
+    """A backward pass runs a second time, or after the lease of its forward is gone."""
+
+
+class StateDictError(ShoalError, RuntimeError):
+    """A state dict is too large to make, or does not fit the tables it is loaded into."""
+
+
+class ForkError(ShoalError, RuntimeError):
+    """A table made before `fork` is used in the child process."""

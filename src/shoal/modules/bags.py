@@ -1,0 +1,94 @@
+"""EmbeddingBagCollection: a pooled row for every bag of keys."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from shoal.config import Table
+from shoal.errors import ConfigError, InputError
+from shoal.modules.collection import Collection, features_of
+from shoal.modules.jagged import KeyedTensor
+from shoal.modules.lookup import PooledLookup
+from shoal.table import ops
+
+
+class EmbeddingBagCollection(Collection):
+    """Tables that grow with the ids they see; KeyedJaggedTensor in, KeyedTensor out: [batch, sum of dims].
+
+    In `train()` unseen keys get a row and `backward()` updates rows; in `eval()` nothing changes.
+
+    tables: their names and features differ; a feature may feed several tables, and is then called feature@table.
+    device: "cpu".
+    is_weighted: whether the batch's weights are used; None uses them where the batch has them, True insists on them,
+        False leaves them alone.
+    seed: with a table's name and a key, decides a key's first row.
+    name: by which compiled and exported programs find the tables; by default the class's and a number.
+    output_dtype: of the output; rows have their own in Table.
+    """
+
+    _state_name: ClassVar[str] = "embedding_bags"
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        is_weighted: bool | None = None,
+        device: str | torch.device = "cpu",
+        *,
+        seed: int = 0,
+        name: str | None = None,
+        output_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(tables, device=device, seed=seed, name=name, output_dtype=output_dtype)
+        for config in self._configs:
+            if config.pooling == "none":
+                raise ConfigError(
+                    f"[{type(self).__name__}] table {config.name!r} must pool by 'sum' or 'mean'; got pooling='none'. "
+                    f"Sequences are EmbeddingCollection's."
+                )
+        self._is_weighted = is_weighted
+        self._names = _output_names(self._configs)
+        self._dims = [config.dim for config in self._configs for _ in config.features]
+
+    def forward(self, features: Any) -> KeyedTensor:
+        """Pool the rows of every bag."""
+        features = features_of(type(self).__name__, features)
+        values, offsets = features.values(), features.offsets()
+        weights = None if self._is_weighted is False else features.weights_or_none()
+        if self._is_weighted and weights is None:
+            raise InputError(f"[{type(self).__name__}] is_weighted=True wants weights; the batch has none.")
+        lookup, columns = self._lookup(features.keys()), sum(self._dims)
+        if torch.is_grad_enabled() and (self.training or (weights is not None and weights.requires_grad)):
+            out = PooledLookup.apply(self._anchor, self._token, lookup, values, offsets, weights, columns)
+        else:
+            out, _ = ops.lookup(
+                lookup.group,
+                self._token,
+                lookup.names,
+                values,
+                offsets,
+                weights,
+                columns,
+                lookup.training,
+                False,
+                lookup.dtype,
+            )
+        return KeyedTensor(self._names, self._dims, out)
+
+    def embedding_bag_configs(self) -> list[Table]:
+        """The tables' settings."""
+        return list(self._configs)
+
+    def is_weighted(self) -> bool:
+        """Whether per-sample weights may be used."""
+        return self._is_weighted is not False
+
+
+def _output_names(configs: Sequence[Table]) -> list[str]:
+    """A feature's own name, or feature@table where it feeds several tables."""
+    names = [name for config in configs for name in config.feature_names]
+    return [
+        f"{name}@{config.name}" if names.count(name) > 1 else name
+        for config in configs
+        for name in config.feature_names
+    ]

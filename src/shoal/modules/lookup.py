@@ -1,0 +1,95 @@
+"""Lookups as autograd sees them: outputs on the way down, and on the way back the update of the rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from shoal.errors import BackwardError
+from shoal.table import ops
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What a forward asks of a group."""
+
+    group: str
+    names: list[str]
+    training: bool
+    dtype: torch.dtype
+
+
+def _lease_of(ctx: Any) -> Tensor:
+    if torch.compiler.is_compiling():
+        (lease,) = ctx.saved_tensors
+        return lease
+    try:
+        (lease,) = ctx.saved_tensors
+    except RuntimeError as error:
+        raise BackwardError(
+            "[backward] wanted one backward for each forward; this graph's was applied already, and rows are updated in "
+            "the backward. Run the forward again, or add the losses up before the backward."
+        ) from error
+    return lease
+
+
+class PooledLookup(torch.autograd.Function):
+    """[bags, columns]. `anchor` requires a gradient so that autograd calls back; it gets none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        token: Tensor,
+        lookup: Lookup,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        columns: int,
+    ) -> Tensor:
+        out, lease = ops.lookup(
+            lookup.group, token, lookup.names, values, offsets, weights, columns, lookup.training, True, lookup.dtype
+        )
+        ctx.save_for_backward(lease)
+        # Not a saved tensor: it is changed by every lookup, and autograd refuses saved tensors that were changed.
+        ctx.token = token
+        ctx.group = lookup.group
+        ctx.weights = values.shape[0] if weights is not None and ctx.needs_input_grad[5] else 0
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights = ops.update(ctx.group, ctx.token, _lease_of(ctx), [grad], ctx.weights)
+        return None, None, None, None, None, weights if ctx.weights else None, None
+
+
+class EachLookup(torch.autograd.Function):
+    """One [keys, dim] output for each feature."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        token: Tensor,
+        lookup: Lookup,
+        values: Tensor,
+        offsets: Tensor,
+        dims: Sequence[int],
+    ) -> tuple[Tensor, ...]:
+        outs, lease = ops.lookup_each(
+            lookup.group, token, lookup.names, values, offsets, dims, lookup.training, True, lookup.dtype
+        )
+        ctx.save_for_backward(lease)
+        ctx.token = token
+        ctx.group = lookup.group
+        return tuple(outs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        ops.update(ctx.group, ctx.token, _lease_of(ctx), list(grads), 0)
+        return (None,) * 6

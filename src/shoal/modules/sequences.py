@@ -1,0 +1,87 @@
+"""EmbeddingCollection: a row for every key."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from shoal.config import Table
+from shoal.errors import ConfigError
+from shoal.modules.bags import _output_names
+from shoal.modules.collection import Collection, features_of
+from shoal.modules.jagged import JaggedTensor
+from shoal.modules.lookup import EachLookup
+from shoal.table import ops
+
+
+class EmbeddingCollection(Collection):
+    """Tables that grow with the ids they see; KeyedJaggedTensor in, a JaggedTensor of rows for each feature out.
+
+    In `train()` unseen keys get a row and `backward()` updates rows; in `eval()` nothing changes. Arguments are as
+    EmbeddingBagCollection's; `need_indices` puts the keys into the outputs' weights, as TorchRec does.
+    """
+
+    _state_name: ClassVar[str] = "embeddings"
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        device: str | torch.device = "cpu",
+        need_indices: bool = False,
+        *,
+        seed: int = 0,
+        name: str | None = None,
+        output_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(tables, device=device, seed=seed, name=name, output_dtype=output_dtype)
+        for config in self._configs:
+            if config.pooling != "none":
+                raise ConfigError(
+                    f"[{type(self).__name__}] table {config.name!r} must have pooling='none'; got {config.pooling!r}. "
+                    f"Pooled tables are EmbeddingBagCollection's."
+                )
+        self._need_indices = need_indices
+        self._names = _output_names(self._configs)
+        self._sources = [name for config in self._configs for name in config.feature_names]
+        self._dims = [config.dim for config in self._configs for _ in config.features]
+
+    def forward(self, features: Any) -> dict[str, JaggedTensor]:
+        """The row of every key."""
+        features = features_of(type(self).__name__, features)
+        names = list(features.keys())
+        values, offsets = features.values(), features.offsets()
+        lookup = self._lookup(names)
+        if torch.is_grad_enabled() and self.training:
+            outs = EachLookup.apply(self._anchor, self._token, lookup, values, offsets, self._dims)
+        else:
+            outs, _ = ops.lookup_each(
+                lookup.group,
+                self._token,
+                lookup.names,
+                values,
+                offsets,
+                self._dims,
+                lookup.training,
+                False,
+                lookup.dtype,
+            )
+        lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)
+        results = {}
+        for name, source, out in zip(self._names, self._sources, outs, strict=True):
+            at = names.index(source)
+            keys = features[source].values() if self._need_indices else None
+            results[name] = JaggedTensor(out, weights=keys, lengths=lengths[at * bags : (at + 1) * bags])
+        return results
+
+    def embedding_configs(self) -> list[Table]:
+        """The tables' settings."""
+        return list(self._configs)
+
+    def need_indices(self) -> bool:
+        """Whether outputs carry their keys."""
+        return self._need_indices
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The outputs of each table."""
+        names = iter(self._names)
+        return [[next(names) for _ in config.features] for config in self._configs]

@@ -1,0 +1,65 @@
+"""Updates by the native core."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import get_num_threads
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer does in one backward, as the kernel takes it. `settings` are numbered in its C++ file."""
+
+    kind: _native.Optimizer
+    lr: float = 0.0
+    settings: tuple[float, ...] = ()
+    weight_decay: float = 0.0
+    decoupled_weight_decay: float = 0.0
+    reduce: _native.Reduce = _native.Reduce.sum
+
+    @property
+    def shrink(self) -> float:
+        """The factor of decoupled decay."""
+        return 1.0 - self.lr * self.decoupled_weight_decay
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What an update did to a table: rows changed, gradients dropped for erased rows, rows left alone as their sum overflowed."""
+
+    rows: int
+    dropped: int
+    overflowed: int
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether a float32 tensor of one or two dimensions holds neither NaN nor infinity."""
+    return _native.all_finite(values if values.dim() == 2 else values.reshape(1, -1), get_num_threads())
+
+
+def update(
+    tables: Sequence[_native.UpdateTable],
+    features: Sequence[_native.UpdateFeature],
+    grads: Sequence[Tensor],
+    bags: _native.Bags,
+) -> list[Counts]:
+    """Reduce the gradients of every row and apply its table's optimizer; what happened, by table."""
+    return [Counts(*counts) for counts in _native.update(tables, features, grads, bags, get_num_threads())]
+
+
+def weight_gradients(
+    rows: Sequence[_native.Rows],
+    features: Sequence[_native.UpdateFeature],
+    grads: Sequence[Tensor],
+    missing: Sequence[_native.Init],
+    bags: _native.Bags,
+    keys: int,
+) -> Tensor:
+    """The gradient of every per-sample weight, from the rows as they are now."""
+    out = torch.zeros(keys)
+    _native.weight_gradients(rows, features, grads, missing, bags, out, get_num_threads())
+    return out

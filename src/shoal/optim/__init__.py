@@ -1,0 +1,18 @@
+"""Optimizers: from a table's settings to the step its kernel takes, and the same step in plain torch. One file each."""
+
+from shoal.optim import adagrad, adam, assign, ftrl, partial_rowwise_adam, rowwise_adagrad, sgd
+from shoal.optim.registry import Hyper, State, reference_step, step
+
+__all__ = [
+    "Hyper",
+    "State",
+    "adagrad",
+    "adam",
+    "assign",
+    "ftrl",
+    "partial_rowwise_adam",
+    "reference_step",
+    "rowwise_adagrad",
+    "sgd",
+    "step",
+]

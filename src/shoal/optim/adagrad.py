@@ -1,0 +1,22 @@
+"""Adagrad: a learning rate per element."""
+
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Adagrad
+from shoal.ops.update import Step
+from shoal.optim.registry import Hyper, State, register
+
+
+def make(config: Adagrad, hyper: Hyper, number: int) -> Step:
+    return Step(
+        _native.Optimizer.adagrad, hyper["lr"], (hyper["eps"],), hyper["weight_decay"], hyper["decoupled_weight_decay"]
+    )
+
+
+def reference(config: Adagrad, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State) -> Tensor:
+    state["sum"].add_(gradient**2)
+    return weights - hyper["lr"] * gradient / (state["sum"].sqrt() + hyper["eps"])
+
+
+register(Adagrad, make=make, reference=reference)

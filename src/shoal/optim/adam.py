@@ -1,0 +1,38 @@
+"""Adam, with L2 or decoupled (AdamW) decay."""
+
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Adam, AdamW
+from shoal.ops.update import Step
+from shoal.optim.registry import Hyper, State, register
+
+
+def settings(config: Adam | AdamW, hyper: Hyper, number: int) -> tuple[float, ...]:
+    """What the Adam kernels read: betas, eps, and the table-wide bias corrections or zeros."""
+    first, second = hyper["betas"]
+    if config.bias_correction == "row":
+        return (first, second, hyper["eps"], 0.0, 0.0)
+    return (first, second, hyper["eps"], 1.0 - first**number, 1.0 - second**number)
+
+
+def make(config: Adam | AdamW, hyper: Hyper, number: int) -> Step:
+    decay = {"decoupled_weight_decay" if isinstance(config, AdamW) else "weight_decay": hyper["weight_decay"]}
+    return Step(_native.Optimizer.adam, hyper["lr"], settings(config, hyper, number), **decay)
+
+
+def reference(
+    config: Adam | AdamW, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State
+) -> Tensor:
+    first, second = hyper["betas"]
+    if config.bias_correction == "row":
+        state["count"] += 1
+        number = int(state["count"])
+    state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
+    state["exp_avg_sq"].mul_(second).add_(gradient**2, alpha=1 - second)
+    mean = state["exp_avg"] / (1 - first**number)
+    spread = (state["exp_avg_sq"] / (1 - second**number)).sqrt() + hyper["eps"]
+    return weights - hyper["lr"] * mean / spread
+
+
+register(Adam, AdamW, make=make, reference=reference)

@@ -1,0 +1,36 @@
+"""Adam with one second moment a row."""
+
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import PartialRowwiseAdam
+from shoal.ops.update import Step
+from shoal.optim.adam import settings
+from shoal.optim.registry import Hyper, State, register
+
+
+def make(config: PartialRowwiseAdam, hyper: Hyper, number: int) -> Step:
+    return Step(
+        _native.Optimizer.partial_rowwise_adam,
+        hyper["lr"],
+        settings(config, hyper, number),
+        hyper["weight_decay"],
+        hyper["decoupled_weight_decay"],
+    )
+
+
+def reference(
+    config: PartialRowwiseAdam, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State
+) -> Tensor:
+    first, second = hyper["betas"]
+    if config.bias_correction == "row":
+        state["count"] += 1
+        number = int(state["count"])
+    state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
+    state["exp_avg_sq"].mul_(second).add_((gradient**2).mean(), alpha=1 - second)
+    mean = state["exp_avg"] / (1 - first**number)
+    spread = (state["exp_avg_sq"] / (1 - second**number)).sqrt() + hyper["eps"]
+    return weights - hyper["lr"] * mean / spread
+
+
+register(PartialRowwiseAdam, make=make, reference=reference)

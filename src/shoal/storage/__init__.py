@@ -1,0 +1,5 @@
+"""Storages: rows by slot. They know no keys."""
+
+from shoal.storage.dram import DramStorage
+
+__all__ = ["DramStorage"]

@@ -1,0 +1,116 @@
+"""Rows in host memory: weights, state columns and score, by slot."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Column, get_num_threads
+
+_DTYPES = {
+    "float32": _native.Dtype.float32,
+    "float16": _native.Dtype.float16,
+    "bfloat16": _native.Dtype.bfloat16,
+}
+
+
+class DramStorage:
+    """Rows of one table in slabs of host memory. Growing moves no row; `compact` does, when asked."""
+
+    def __init__(self, dim: int, dtype: str, columns: Sequence[Column]) -> None:
+        self.dim = dim
+        self.columns = tuple(columns)
+        self._at: dict[str, int] = {}
+        width = 0
+        for column in columns:
+            self._at[column.name] = width
+            width += column.width
+        self.first_state = torch.tensor(
+            [column.initial for column in columns for _ in range(column.width)], dtype=torch.float32
+        )
+        self._native = _native.DramStore(dim, _DTYPES[dtype], width)
+
+    @property
+    def rows(self) -> _native.Rows:
+        """Where the rows lie, for the kernels."""
+        return self._native.rows
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in use."""
+        return self._native.bytes
+
+    def bytes_after(self, more: int) -> int:
+        """Bytes in use once `more` rows came."""
+        return self._native.bytes_after(more)
+
+    def reserve(self, more: int) -> None:
+        """Make sure that `more` slots can be taken."""
+        self._native.reserve(more)
+
+    def take(self, n: int) -> Tensor:
+        """The n lowest free slots, after `reserve(n)`. Their rows hold whatever was there."""
+        slots = torch.empty(n, dtype=torch.int32)
+        self._native.take(slots)
+        return slots
+
+    def give(self, slots: Tensor) -> None:
+        """Free slots."""
+        self._native.give(slots)
+
+    def read(self, slots: Tensor, missing: _native.Init, keys: Tensor) -> Tensor:
+        """Weights as float32 [n, dim]; a key whose slot is -1 reads as `missing` makes it."""
+        out = torch.empty(len(slots), self.dim)
+        _native.read_weights(self.rows, missing, keys, slots, out, get_num_threads())
+        return out
+
+    def write(self, slots: Tensor, weights: Tensor) -> None:
+        """Weights from float32 [n, dim]; of a slot that comes twice, the last wins."""
+        _native.write_weights(self.rows, slots, weights)
+
+    def read_state(self, column: Column, slots: Tensor) -> Tensor:
+        """A state column, [n, width]; -1 reads as a row is born."""
+        out = torch.empty(len(slots), column.width)
+        _native.read_state(self.rows, slots, self._at[column.name], torch.full((column.width,), column.initial), out)
+        return out
+
+    def write_state(self, column: Column, slots: Tensor, values: Tensor) -> None:
+        """A state column from float32 [n, width]."""
+        _native.write_state(self.rows, slots, self._at[column.name], values)
+
+    def read_scores(self, slots: Tensor) -> Tensor:
+        """Scores, float64 [n]; -1 reads as NaN."""
+        out = torch.empty(len(slots), dtype=torch.float64)
+        _native.read_scores(self.rows, slots, out)
+        return out
+
+    def write_scores(self, slots: Tensor, scores: Tensor) -> None:
+        """Scores from float64 [n]."""
+        _native.write_scores(self.rows, slots, scores)
+
+    def touch(self, slots: Tensor, begin: int, end: int, score: float) -> None:
+        """Raise the scores of slots[begin:end] to `score`."""
+        _native.touch(self.rows, slots, begin, end, score)
+
+    def mark_erased(self, slots: Tensor) -> None:
+        """Flag rows whose key is gone, so that a gradient on its way to them is dropped."""
+        _native.mark_erased(self.rows, slots)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether moving rows to the front would free memory worth the work."""
+        return self._native.sparse
+
+    @property
+    def compact_from(self) -> int:
+        """Rows at this slot and beyond would fit into free slots before it."""
+        return self._native.compact_from
+
+    def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
+        """Copy whole rows."""
+        self._native.move(from_slots, to_slots)
+
+    def release_tail(self) -> None:
+        """Give empty slabs at the end back to the system."""
+        self._native.release_tail()

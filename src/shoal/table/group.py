@@ -1,0 +1,335 @@
+"""A group: tables that share calls into the kernels, behind one lock. On CPU all tables of a collection are one group.
+
+The path of one batch is `lookup`, then `update`; see docs/design.md.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Table
+from shoal.errors import DeviceError, ForkError, InputError, NonFiniteError
+from shoal.index import KeyRange, find, insert, missing
+from shoal.ops.pool import pool, pool_each
+from shoal.ops.update import all_finite, update, weight_gradients
+from shoal.table.host import HostTable
+from shoal.table.lease import Batch, Leases
+from shoal.table.plan import Part, Plan
+
+Out = TypeVar("Out")
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+class LossScale(Protocol):
+    """What a group needs of a gradient scaler."""
+
+    def factor(self) -> float:
+        """What the gradients were multiplied by."""
+
+    def found_nonfinite(self) -> None:
+        """Hear that a backward was skipped."""
+
+
+class Group:
+    """Tables that are looked up and updated together. Training is one writer; eval lookups may come from any thread."""
+
+    def __init__(self, name: str, configs: Sequence[Table], seed: int) -> None:
+        self.name = name
+        self.seed = seed
+        self.tables = [HostTable(config, seed) for config in configs]
+        self.loss_scale: LossScale | None = None
+        self._lock = _native.RwLock()
+        self._leases = Leases()
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._process = os.getpid()
+
+    def number_of(self, table: str) -> int | None:
+        """The number of the table of that name."""
+        return next((n for n, held in enumerate(self.tables) if held.config.name == table), None)
+
+    # ---- locking
+
+    def _in_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ForkError(
+                f"[{self.name}] these tables belong to process {self._process}; this is its forked child "
+                f"{os.getpid()}, whose copy nobody would see. Look ids up in the main process, or make a collection here."
+            )
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Beside other readers: rows as they are between steps."""
+        self._in_own_process()
+        self._lock.lock_shared()
+        try:
+            yield
+        finally:
+            self._lock.unlock()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Alone."""
+        self._in_own_process()
+        self._lock.lock()
+        try:
+            self._collect_leases()
+            yield
+        finally:
+            self._lock.unlock()
+
+    # ---- leases
+
+    @property
+    def newest_lease(self) -> int | None:
+        """The newest live lease, which may hold any row of now."""
+        return self._leases.newest
+
+    def _collect_leases(self) -> None:
+        for batch in self._leases.collect():
+            self._touch(batch)
+        oldest = self._leases.oldest
+        for table in self.tables:
+            table.leases_ended(oldest)
+
+    def _touch(self, batch: Batch) -> None:
+        """The keys of a training lookup that no backward follows were used all the same."""
+        for part in batch.plan.parts:
+            if part.trains and batch.training:
+                begin, end = batch.bounds[part.source], batch.bounds[part.source + 1]
+                self.tables[part.table].storage.touch(batch.slots, begin, end, batch.scores[part.table])
+
+    def clear(self, numbers: Sequence[int]) -> None:
+        """Forget all rows of some tables, and with them every forward that waits for its backward. Call while writing."""
+        self._leases.clear()
+        for number in numbers:
+            self.tables[number].clear()
+        self._plans.clear()
+
+    # ---- forward
+
+    def lookup(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        *,
+        training: bool,
+        keep: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow."""
+
+        def read(batch: Batch) -> Tensor:
+            return pool(batch.plan.pool_features, batch.bags, batch.size, batch.plan.columns, dtype)
+
+        return self._lookup(self._batch(names, values, offsets, weights, training), keep, read)
+
+    def lookup_each(
+        self, names: Sequence[str], values: Tensor, offsets: Tensor, *, training: bool, keep: bool, dtype: torch.dtype
+    ) -> tuple[list[Tensor], Tensor]:
+        """Rows of every key of a batch, feature by feature: ([keys, dim] each, lease)."""
+
+        def read(batch: Batch) -> list[Tensor]:
+            shapes = [(batch.bounds[p.source + 1] - batch.bounds[p.source], p.dim) for p in batch.plan.parts]
+            return pool_each(batch.plan.pool_features, batch.bags, shapes, dtype)
+
+        return self._lookup(self._batch(names, values, offsets, None, training), keep, read)
+
+    def _lookup(self, batch: Batch, keep: bool, read: Callable[[Batch], Out]) -> tuple[Out, Tensor]:
+        trains = batch.training and bool(batch.plan.trained)
+        with self.writing() if trains else self.reading():
+            lacking = find([self._range(batch, part) for part in batch.plan.parts], batch.values, batch.slots)
+            if trains:
+                if any(lacking):
+                    self._give_birth(batch, lacking)
+                batch.scores = [float(table.step) for table in self.tables]
+            self._count(batch, lacking)
+            out = read(batch)
+            if keep:
+                return out, self._leases.begin(batch)
+            if trains:
+                self._touch(batch)
+                self._compact(batch)
+            return out, Leases.none()
+
+    def _range(self, batch: Batch, part: Part) -> KeyRange:
+        return KeyRange(self.tables[part.table].index, batch.bounds[part.source], batch.bounds[part.source + 1])
+
+    def _batch(
+        self, names: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None, training: bool
+    ) -> Batch:
+        plan = self._plan(names)
+        self._check_tensors(values, offsets, weights)
+        bags_in_all = offsets.numel() - 1
+        if bags_in_all % max(len(names), 1):
+            raise InputError(f"[{self.name}] {len(names)} features must have equally many bags; got {bags_in_all} bags.")
+        size = bags_in_all // max(len(names), 1)
+        values, offsets = values.contiguous(), offsets.contiguous()
+        if weights is not None:
+            weights = weights.detach().to(torch.float32).contiguous()
+        slots = torch.empty(values.numel(), dtype=torch.int32)
+        bags = _native.Bags(values, offsets, size, slots, weights)
+        bags.check(len(names))
+        bounds = offsets[::size].tolist() if size else [0] * (len(names) + 1)
+        return Batch(plan, bags, values, slots, size, bounds, weights, training, [0.0] * len(self.tables))
+
+    def _check_tensors(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
+        for what, tensor in (("values", values), ("offsets", offsets), ("weights", weights)):
+            if tensor is not None and tensor.device.type != "cpu":
+                raise DeviceError(
+                    f"[{self.name}] the tables are on cpu; the batch's {what} are on {tensor.device}. "
+                    f"Move the batch with .to('cpu')."
+                )
+        if values.dtype not in _INTEGERS or offsets.dtype not in _INTEGERS:
+            raise InputError(
+                f"[{self.name}] values and offsets must be int32 or int64; got {values.dtype} and {offsets.dtype}."
+            )
+        if values.dim() != 1 or offsets.dim() != 1 or offsets.numel() == 0:
+            raise InputError(
+                f"[{self.name}] values must be [n] and offsets [features * batch + 1]; got {tuple(values.shape)} and "
+                f"{tuple(offsets.shape)}."
+            )
+        if values.numel() >= 2**32:
+            raise InputError(f"[{self.name}] a batch holds less than 2^32 values; got {values.numel()}. Split it.")
+        if weights is not None and (weights.shape != values.shape or not weights.is_floating_point()):
+            raise InputError(
+                f"[{self.name}] weights must be one float for each of the {values.numel()} values; got "
+                f"{tuple(weights.shape)} of {weights.dtype}."
+            )
+
+    def _plan(self, names: Sequence[str]) -> Plan:
+        wanted = tuple(names)
+        plan = self._plans.get(wanted)
+        if plan is None:
+            plan = self._plans[wanted] = Plan(self.tables, wanted)
+        return plan
+
+    def _count(self, batch: Batch, lacking: Sequence[int]) -> None:
+        for part, lacks in zip(batch.plan.parts, lacking, strict=True):
+            looked_up = batch.bounds[part.source + 1] - batch.bounds[part.source]
+            counters = self.tables[part.table].counters
+            counters.add("lookups", looked_up)
+            counters.add("hits", looked_up - lacks)
+
+    def _give_birth(self, batch: Batch, lacking: Sequence[int]) -> None:
+        """Rows for the keys that no table has. All tables have room, or nothing changes."""
+        parts: dict[int, list[Part]] = {}
+        for part, lacks in zip(batch.plan.parts, lacking, strict=True):
+            if lacks and part.trains:
+                parts.setdefault(part.table, []).append(part)
+        if not parts:
+            return
+        tables = [self.tables[number] for number in parts]
+        bounds = [[(batch.bounds[p.source], batch.bounds[p.source + 1]) for p in ps] for ps in parts.values()]
+        new = missing(bounds, batch.values, batch.slots)
+        for table, keys in zip(tables, new, strict=True):
+            table.make_room(len(keys))
+        slots = [table.storage.take(len(keys)) for table, keys in zip(tables, new, strict=True)]
+        try:
+            insert([table.index for table in tables], [keys.keys for keys in new], slots)
+        except BaseException:
+            for table, taken in zip(tables, slots, strict=True):
+                table.storage.give(taken)
+            raise
+        for table, keys, taken in zip(tables, new, slots, strict=True):
+            table.born(keys.keys, taken)
+            keys.fill(taken, batch.slots)
+        if any(not part.trains for part in batch.plan.parts):
+            # A feature that only reads may share a key that was born a moment ago.
+            find([self._range(batch, part) for part in batch.plan.parts if not part.trains], batch.values, batch.slots)
+
+    # ---- backward
+
+    def update(self, lease: Tensor, grads: Sequence[Tensor], weight_gradient: bool) -> Tensor:
+        """Apply a forward's output gradients to its rows; returns the gradient of the per-sample weights, or nothing.
+
+        `grads` is one [bags, columns] tensor, or one [keys, dim] tensor for each part of the plan.
+        """
+        with self.writing():
+            batch = self._leases.of(lease)
+            batch.bags.check(len(batch.plan.names))  # whoever made the tensors may have reused them since
+            rows = [self._gradient(grad) for grad in grads]
+            result = torch.empty(0)
+            if weight_gradient:
+                plan = batch.plan
+                result = weight_gradients(
+                    plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, len(batch.slots)
+                )
+            if batch.training and batch.plan.trained:
+                self._apply(batch, rows)
+            batch.applied = True
+            self._compact(batch)
+            return result
+
+    @staticmethod
+    def _gradient(grad: Tensor) -> Tensor:
+        grad = grad.detach().to(torch.float32)
+        return grad if grad.stride(-1) == 1 else grad.contiguous()
+
+    def _apply(self, batch: Batch, grads: Sequence[Tensor]) -> None:
+        plan, trained = batch.plan, [self.tables[number] for number in batch.plan.trained]
+        factor = 1.0 if self.loss_scale is None else self.loss_scale.factor()
+        if self._is_skipped(batch, grads):
+            for table in trained:
+                table.counters.add("skipped_backwards")
+            self._touch(batch)
+            return
+        each = update(
+            [table.native_update(batch.scores[number], 1.0 / factor) for number, table in zip(plan.trained, trained)],
+            plan.update_features,
+            grads if len(grads) == 1 else [grads[at] for at in plan.training_parts],
+            batch.bags,
+        )
+        for table, counts in zip(trained, each, strict=True):
+            table.step += 1
+            table.counters.add("steps")
+            table.counters.add("dropped_gradients", counts.dropped)
+            table.counters.add("skipped_rows", counts.overflowed)
+        overflowed = {t.config.name: c.overflowed for t, c in zip(trained, each, strict=True) if c.overflowed}
+        if overflowed:
+            batch.applied = True
+            raise NonFiniteError(
+                f"[{self.name}] gradients are finite, but their sums over the batch are not for rows of {overflowed} "
+                f"(rows by table); these rows were left as they were, the others updated. Scale the loss down."
+            )
+
+    def _is_skipped(self, batch: Batch, grads: Sequence[Tensor]) -> bool:
+        """Whether NaN or infinity is on its way to the rows, and settings say to skip; raises where they do not."""
+        if all(all_finite(grad) for grad in grads) and (batch.weights is None or all_finite(batch.weights)):
+            return False
+        if self.loss_scale is not None:
+            self.loss_scale.found_nonfinite()
+            return True
+        reached = [part for part in batch.plan.parts if part.trains and self._is_reached(batch, grads, part)]
+        stopped = [p for p in reached if self.tables[p.table].config.optimizer.clip.nonfinite == "raise"]  # type: ignore[union-attr]
+        if stopped:
+            names = sorted({self.tables[part.table].config.name for part in stopped})
+            raise NonFiniteError(
+                f"[{self.name}] gradients must be finite; NaN or infinity reached {', '.join(map(repr, names))} through "
+                f"{', '.join(repr(part.feature.name) for part in stopped)}. No row was changed. Find their source, or "
+                f"set Clip(nonfinite='skip') to leave such a backward out."
+            )
+        return bool(reached)
+
+    def _is_reached(self, batch: Batch, grads: Sequence[Tensor], part: Part) -> bool:
+        if batch.weights is not None:
+            begin, end = batch.bounds[part.source], batch.bounds[part.source + 1]
+            if not all_finite(batch.weights[begin:end]):
+                return True
+        grad = grads[0][:, part.column : part.column + part.dim] if len(grads) == 1 else grads[
+            batch.plan.parts.index(part)
+        ]
+        return not all_finite(grad)
+
+    def _compact(self, batch: Batch) -> None:
+        """Between leases, give memory of erased rows back: a little in each call."""
+        if all(other.applied for other in self._leases.live()):
+            for table in self.tables:
+                table.compact(len(batch.slots) // len(self.tables))

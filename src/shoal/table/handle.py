@@ -1,0 +1,120 @@
+"""The user's view of one table."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.errors import DeviceError, InputError
+from shoal.index import NO_SLOT
+from shoal.table.group import Group
+from shoal.table.host import HostTable, TableStats
+
+
+class TableHandle:
+    """One table of a collection: look at rows, write them, erase them. Safe to use from any thread.
+
+    Keys are an int32 or int64 tensor of one dimension, or a sequence of ints; rows are float32.
+    """
+
+    def __init__(self, group: Group, number: int) -> None:
+        self._group = group
+        self._number = number
+
+    @property
+    def _table(self) -> HostTable:
+        return self._group.tables[self._number]
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._table.config.name
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r}: {len(self)} rows of dim {self._table.config.dim}>"
+
+    def __len__(self) -> int:
+        with self._group.reading():
+            return len(self._table.index)
+
+    def keys(self) -> Tensor:
+        """Every key that has a row, in ascending order."""
+        with self._group.reading():
+            return self._table.all_keys()
+
+    def contains(self, keys: Tensor | Sequence[int]) -> Tensor:
+        """Whether each key has a row: a bool tensor."""
+        wanted = self._keys("contains", keys)
+        with self._group.reading():
+            return self._table.find(wanted) != NO_SLOT
+
+    def lookup(self, keys: Tensor | Sequence[int]) -> Tensor:
+        """The row of each key, [n, dim]; one without a row reads as `Table(missing=)` says. Never inserts."""
+        wanted = self._keys("lookup", keys)
+        with self._group.reading():
+            return self._table.storage.read(self._table.find(wanted), self._table.missing, wanted)
+
+    def state(self, keys: Tensor | Sequence[int]) -> dict[str, Tensor]:
+        """The optimizer's columns of each key, [n, width] by name; a key without a row reads as one is born."""
+        wanted = self._keys("state", keys)
+        with self._group.reading():
+            slots = self._table.find(wanted)
+            return {column.name: self._table.storage.read_state(column, slots) for column in self._table.config.columns}
+
+    def scores(self, keys: Tensor | Sequence[int]) -> Tensor:
+        """The score of each key, float64; NaN for one without a row."""
+        wanted = self._keys("scores", keys)
+        with self._group.reading():
+            return self._table.storage.read_scores(self._table.find(wanted))
+
+    def assign(self, keys: Tensor | Sequence[int], rows: Tensor) -> None:
+        """Set the weights of keys, and give those without a row one. Optimizer state stays; of duplicates the last wins."""
+        wanted = self._keys("assign", keys)
+        weights = self._rows("assign", rows, len(wanted))
+        with self._group.writing():
+            distinct, inverse = torch.unique(wanted, return_inverse=True)
+            slots = self._table.upsert(distinct)
+            self._table.storage.write(slots[inverse].contiguous(), weights)
+
+    def erase(self, keys: Tensor | Sequence[int]) -> int:
+        """Remove the rows of keys; returns how many there were."""
+        wanted = self._keys("erase", keys)
+        with self._group.writing():
+            erased = self._table.erase(wanted, self._group.newest_lease)
+            if self._group.newest_lease is None:
+                self._table.compact(erased)
+            return erased
+
+    def stats(self) -> TableStats:
+        """Rows, bytes, step and counters as they are now."""
+        with self._group.reading():
+            return self._table.stats()
+
+    def _keys(self, where: str, keys: Tensor | Sequence[int]) -> Tensor:
+        where = f"table {self.name!r}.{where}"
+        if not isinstance(keys, Tensor):
+            try:
+                keys = torch.tensor(keys, dtype=torch.int64)
+            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+                raise InputError(f"[{where}] keys must be int64s; got {keys!r} ({error}).") from None
+        if keys.dtype not in (torch.int32, torch.int64) or keys.dim() != 1:
+            raise InputError(
+                f"[{where}] keys must be an int32 or int64 tensor of one dimension; got {keys.dtype} of shape "
+                f"{tuple(keys.shape)}."
+            )
+        if keys.device.type != "cpu":
+            raise DeviceError(f"[{where}] the table is on cpu; the keys are on {keys.device}. Move them to cpu.")
+        return keys.to(torch.int64).contiguous()
+
+    def _rows(self, where: str, rows: Tensor, n: int) -> Tensor:
+        where = f"table {self.name!r}.{where}"
+        dim = self._table.config.dim
+        if not isinstance(rows, Tensor) or rows.shape != (n, dim) or not rows.is_floating_point():
+            got = f"{rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else repr(type(rows))
+            raise InputError(f"[{where}] rows must be floats of shape ({n}, {dim}), one for each key; got {got}.")
+        if rows.device.type != "cpu":
+            raise DeviceError(f"[{where}] the table is on cpu; the rows are on {rows.device}. Move them to cpu.")
+        rows = rows.detach().to(torch.float32).contiguous()
+        if not torch.isfinite(rows).all():
+            raise InputError(f"[{where}] rows must be finite; got NaN or infinity. Nothing was written.")
+        return rows

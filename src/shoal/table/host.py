@@ -1,0 +1,179 @@
+"""One table in host memory: an index, a storage, an optimizer's settings and what happened so far."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal import _native, optim
+from shoal.config import Dram, Table, format_size
+from shoal.errors import CapacityError
+from shoal.index import NO_SLOT, HostIndex, insert
+from shoal.metrics import Counters
+from shoal.ops.birth import birth, native_init
+from shoal.storage import DramStorage
+
+# Compaction looks at this many buckets for each row that was erased or each key of a batch: it ends within the calls
+# that made it necessary, and none of them waits for much more than its own work.
+_BUCKETS_PER_ERASE = 4
+_LEAST_BUCKETS = 1024
+
+
+@dataclass(frozen=True)
+class TableStats:
+    """A table at one moment."""
+
+    rows: int
+    bytes: int
+    index_bytes: int
+    storage_bytes: int
+    budget_bytes: int | None
+    step: int
+    counters: Mapping[str, int]
+
+
+class HostTable:
+    """Rows of one table in host memory. Its group's lock covers every method."""
+
+    def __init__(self, config: Table, seed: int) -> None:
+        self.config = config
+        self.step = 0
+        self.counters = Counters()
+        name = _native.name_hash(config.name)
+        stream = _native.birth_stream(seed, name)
+        self.rounding_stream = _native.rounding_stream(seed, name)
+        self.init = native_init(config.init, stream)
+        self.missing = self.init if config.missing == "init" else _native.Init(_native.InitKind.zeros)
+        self.optimizer_hyper: Mapping[str, Any] = {} if config.optimizer is None else config.optimizer.hyper()
+        tiers = config.tiers or (Dram(),)
+        self.budget = tiers[0].bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.index = HostIndex()
+        self.storage = DramStorage(self.config.dim, self.config.dtype, self.config.columns)
+        self._compacting_from = 0
+        self._limbo: list[tuple[int, Tensor]] = []
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of rows and index."""
+        return self.index.bytes + self.storage.bytes
+
+    def find(self, keys: Tensor) -> Tensor:
+        """The slot of every key, or -1."""
+        return self.index.find(keys)
+
+    def make_room(self, more: int) -> None:
+        """Reserve room for `more` new keys, or raise CapacityError; no row changes."""
+        if self.budget is not None:
+            wanted = self.index.bytes_after(more) + self.storage.bytes_after(more)
+            if wanted > self.budget:
+                raise CapacityError(
+                    f"[table {self.config.name!r}] {len(self.index)} rows and {more} new ones take "
+                    f"{format_size(wanted)}; the budget is Dram({format_size(self.budget)!r}). "
+                    f"Raise it in Table(tiers=[Dram(...)]), or erase keys that are not needed."
+                )
+        self.storage.reserve(more)
+
+    def born(self, keys: Tensor, slots: Tensor) -> None:
+        """Write the first rows of new keys at their slots."""
+        birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), keys, slots)
+        self.counters.add("births", len(keys))
+
+    def upsert(self, keys: Tensor) -> Tensor:
+        """Slots of distinct keys; those without a row are born."""
+        slots = self.index.find(keys)
+        new = slots == NO_SLOT
+        if new.any():
+            new_keys = keys[new]
+            self.make_room(len(new_keys))
+            new_slots = self.storage.take(len(new_keys))
+            try:
+                insert([self.index], [new_keys], [new_slots])
+            except BaseException:
+                self.storage.give(new_slots)
+                raise
+            self.born(new_keys, new_slots)
+            slots[new] = new_slots
+        return slots
+
+    def erase(self, keys: Tensor, newest_lease: int | None) -> int:
+        """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
+        slots = self.index.erase(keys)
+        slots = slots[slots != NO_SLOT].contiguous()
+        if len(slots):
+            if newest_lease is None:
+                self.storage.give(slots)
+            else:
+                self.storage.mark_erased(slots)
+                self._limbo.append((newest_lease, slots))
+            self.counters.add("erased", len(slots))
+        return len(slots)
+
+    def leases_ended(self, oldest_lease: int | None) -> None:
+        """Free the slots of erased rows that no live lease can hold; leases are numbered as they begin."""
+        while self._limbo and (oldest_lease is None or self._limbo[0][0] < oldest_lease):
+            self.storage.give(self._limbo.pop(0)[1])
+
+    def compact(self, work: int) -> None:
+        """Move rows out of nearly empty slabs and give these back, looking at about `work` rows' worth of the index.
+
+        Only between leases: a lease holds slots.
+        """
+        budget = _BUCKETS_PER_ERASE * work + _LEAST_BUCKETS
+        self.index.shrink(budget)
+        if not self.storage.sparse:
+            self._compacting_from = 0
+            return
+        end = min(self._compacting_from + budget, self.index.extent)
+        entries = self.index.entries(self._compacting_from, end, self.storage.compact_from)
+        if len(entries.keys):
+            slots = self.storage.take(len(entries.keys))
+            self.storage.move(entries.slots, slots)
+            self.index.reassign(entries.keys, slots)
+            self.storage.give(entries.slots)
+        self._compacting_from = 0 if end >= self.index.extent else end
+        self.storage.release_tail()
+
+    def native_update(self, score: float, grad_scale: float) -> _native.UpdateTable:
+        """This table's part of the backward that comes next."""
+        optimizer = self.config.optimizer
+        assert optimizer is not None
+        step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
+        return _native.UpdateTable(
+            self.storage.rows,
+            step.kind,
+            step.reduce,
+            float(step.lr),
+            step.settings,
+            float(step.weight_decay),
+            float(step.shrink),
+            optimizer.clip.value or 0.0,
+            optimizer.clip.norm or 0.0,
+            optimizer.max_norm or 0.0,
+            grad_scale,
+            score,
+            self.step,
+            self.rounding_stream,
+        )
+
+    def stats(self) -> TableStats:
+        """Rows, bytes and counts as they are now."""
+        return TableStats(
+            rows=len(self.index),
+            bytes=self.bytes,
+            index_bytes=self.index.bytes,
+            storage_bytes=self.storage.bytes,
+            budget_bytes=self.budget,
+            step=self.step,
+            counters=self.counters.snapshot(),
+        )
+
+    def all_keys(self) -> Tensor:
+        """Every key, in ascending order."""
+        chunks = [entries.keys for entries in self.index.export()]
+        return torch.cat(chunks).sort().values if chunks else torch.empty(0, dtype=torch.int64)

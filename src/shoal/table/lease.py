@@ -1,0 +1,102 @@
+"""Leases: what a forward keeps for its backward.
+
+A lease is a one-element tensor that the lookup op returns and autograd saves. While its storage lives, the rows of that
+batch keep their slots. Autograd frees it after the backward or when the graph is dropped; that end is only noted, and
+the group deals with it at its next call, since it can come from any thread and in the middle of anything.
+"""
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.errors import BackwardError
+from shoal.table.plan import Plan
+
+
+@dataclass
+class Batch:
+    """A batch as its forward saw it."""
+
+    plan: Plan
+    bags: _native.Bags
+    values: Tensor
+    slots: Tensor
+    size: int  # bags of each feature
+    bounds: list[int]  # where each feature's keys begin, and the end
+    weights: Tensor | None
+    training: bool
+    scores: list[float]
+    applied: bool = False
+
+
+class _Memory(bytearray):
+    """The bytes behind a lease's tensor; a bytearray itself cannot be watched."""
+
+
+class Leases:
+    """The live leases of one group, numbered as they begin."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, Batch] = {}
+        self._ended: deque[int] = deque()
+        self._next = 1
+
+    def begin(self, batch: Batch) -> Tensor:
+        """Keep `batch` for as long as the returned tensor's storage lives."""
+        number = self._next
+        self._next += 1
+        self._live[number] = batch
+        memory = _Memory(number.to_bytes(8, "little"))
+        weakref.finalize(memory, self._ended.append, number).atexit = False
+        return torch.frombuffer(memory, dtype=torch.int64)
+
+    @staticmethod
+    def none() -> Tensor:
+        """What a lookup returns that keeps nothing."""
+        return torch.zeros(1, dtype=torch.int64)
+
+    def of(self, lease: Tensor) -> Batch:
+        """The batch behind a lease that no backward was applied to."""
+        batch = self._live.get(int(lease))
+        if batch is None:
+            raise BackwardError(
+                "[backward] wanted a forward whose rows are still held; this one's were released, because the tables "
+                "were loaded or moved since. Run the forward again."
+            )
+        if batch.applied:
+            raise BackwardError(
+                "[backward] wanted one backward for each forward; this one was applied already, and rows are updated "
+                "in the backward. Run the forward again, or add the losses up before the backward."
+            )
+        return batch
+
+    def collect(self) -> list[Batch]:
+        """Forget the leases that ended since the last call; returns those that no backward was applied to."""
+        dropped = []
+        while self._ended:
+            batch = self._live.pop(self._ended.popleft(), None)
+            if batch is not None and not batch.applied:
+                dropped.append(batch)
+        return dropped
+
+    def live(self) -> list[Batch]:
+        """The batches that leases keep."""
+        return list(self._live.values())
+
+    def clear(self) -> None:
+        """Forget all leases: their backward can no longer be applied."""
+        self._live.clear()
+
+    @property
+    def oldest(self) -> int | None:
+        """The number of the oldest live lease."""
+        return next(iter(self._live), None)
+
+    @property
+    def newest(self) -> int | None:
+        """The number of the newest live lease."""
+        return next(reversed(self._live), None)

@@ -1,0 +1,110 @@
+"""The operators that autograd, torch.compile and torch.export see.
+
+An op names its group by a string and says that it changes `token`, a one-element tensor of the collection: without a
+changed argument the compiler would merge two equal lookups and drop the update.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from shoal.table.lease import Leases
+from shoal.table.registry import group_named
+
+_library = Library("shoal", "DEF")
+_library.define(
+    "lookup(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, Tensor? weights, int columns, "
+    "bool training, bool keep, ScalarType dtype) -> (Tensor, Tensor)"
+)
+_library.define(
+    "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, int[] dims, bool training, "
+    "bool keep, ScalarType dtype) -> (Tensor[], Tensor)"
+)
+_library.define("update(str group, Tensor(a!) token, Tensor lease, Tensor[] grads, int weights) -> Tensor")
+
+
+def _lookup(
+    group: str,
+    token: Tensor,
+    names: Sequence[str],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    columns: int,
+    training: bool,
+    keep: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    return group_named(group).lookup(names, values, offsets, weights, training=training, keep=keep, dtype=dtype)
+
+
+def _fake_lookup(
+    group: str,
+    token: Tensor,
+    names: Sequence[str],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    columns: int,
+    training: bool,
+    keep: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    bags = (offsets.numel() - 1) // len(names)
+    return values.new_empty((bags, columns), dtype=dtype), token.new_empty((1,), dtype=torch.int64)
+
+
+def _lookup_each(
+    group: str,
+    token: Tensor,
+    names: Sequence[str],
+    values: Tensor,
+    offsets: Tensor,
+    dims: Sequence[int],
+    training: bool,
+    keep: bool,
+    dtype: torch.dtype,
+) -> tuple[list[Tensor], Tensor]:
+    return group_named(group).lookup_each(names, values, offsets, training=training, keep=keep, dtype=dtype)
+
+
+def _fake_lookup_each(
+    group: str,
+    token: Tensor,
+    names: Sequence[str],
+    values: Tensor,
+    offsets: Tensor,
+    dims: Sequence[int],
+    training: bool,
+    keep: bool,
+    dtype: torch.dtype,
+) -> tuple[list[Tensor], Tensor]:
+    context = torch.library.get_ctx()
+    outs = [values.new_empty((context.new_dynamic_size(), dim), dtype=dtype) for dim in dims]
+    return outs, token.new_empty((1,), dtype=torch.int64)
+
+
+def _update(group: str, token: Tensor, lease: Tensor, grads: Sequence[Tensor], weights: int) -> Tensor:
+    """`weights`: how many per-sample weights want a gradient; 0 for none."""
+    return group_named(group).update(lease, grads, weights > 0)
+
+
+def _fake_update(group: str, token: Tensor, lease: Tensor, grads: Sequence[Tensor], weights: int) -> Tensor:
+    return grads[0].new_empty((weights,), dtype=torch.float32)
+
+
+for _name, _real, _fake in (
+    ("lookup", _lookup, _fake_lookup),
+    ("lookup_each", _lookup_each, _fake_lookup_each),
+    ("update", _update, _fake_update),
+):
+    _library.impl(_name, _real, "CPU")
+    torch.library.register_fake(f"shoal::{_name}", _fake, lib=_library)
+
+lookup = torch.ops.shoal.lookup.default
+lookup_each = torch.ops.shoal.lookup_each.default
+update = torch.ops.shoal.update.default
+
+NO_LEASE = Leases.none

@@ -1,0 +1,73 @@
+"""How the features of a batch, in the order it brings them, meet the tables of a group. Made once for each order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal import _native
+from shoal.config import Feature
+from shoal.errors import NotFoundError
+from shoal.table.host import HostTable
+
+POOLINGS = {"none": _native.Pooling.none, "sum": _native.Pooling.sum, "mean": _native.Pooling.mean}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One feature of one table: where it stands in the batch and in the output."""
+
+    table: int
+    feature: Feature
+    source: int
+    column: int
+    dim: int
+    trains: bool  # inserts unseen keys and updates rows, in training
+
+
+class Plan:
+    """The parts of a lookup, and their form for the kernels."""
+
+    def __init__(self, tables: Sequence[HostTable], names: Sequence[str]) -> None:
+        sources = {name: number for number, name in enumerate(names)}
+        self.names = tuple(names)
+        self.parts: list[Part] = []
+        self.columns = 0
+        for number, table in enumerate(tables):
+            for feature in table.config.features:
+                if feature.name not in sources:
+                    raise NotFoundError(
+                        f"[lookup] table {table.config.name!r} wants the feature {feature.name!r}; the batch has "
+                        f"{', '.join(map(repr, names)) or 'no features'}."
+                    )
+                trains = feature.mode != "read" and table.config.optimizer is not None
+                part = Part(number, feature, sources[feature.name], self.columns, table.config.dim, trains)
+                self.parts.append(part)
+                if table.config.pooling != "none":  # sequences have an output each, and no columns
+                    self.columns += table.config.dim
+        self.pool_features = [
+            _native.PoolFeature(
+                tables[part.table].storage.rows,
+                part.source,
+                POOLINGS[tables[part.table].config.pooling],
+                part.feature.mode == "write",
+                tables[part.table].missing,
+                part.column,
+            )
+            for part in self.parts
+        ]
+
+        # Backward: the tables that train, and which of the parts feed them.
+        self.trained = sorted({part.table for part in self.parts if part.trains})
+        self.training_parts = [at for at, part in enumerate(self.parts) if part.trains]
+        self.update_features = [
+            self._update_feature(tables, self.parts[at], self.trained.index(self.parts[at].table))
+            for at in self.training_parts
+        ]
+        # Per-sample weights have a gradient wherever the output depends on them.
+        weighted = [part for part in self.parts if part.feature.mode != "write"]
+        self.weight_features = [self._update_feature(tables, part, 0) for part in weighted]
+        self.weight_rows = [tables[part.table].storage.rows for part in weighted]
+        self.weight_missing = [tables[part.table].missing for part in weighted]
+
+    @staticmethod
+    def _update_feature(tables: Sequence[HostTable], part: Part, table: int) -> _native.UpdateFeature:
+        return _native.UpdateFeature(table, part.source, POOLINGS[tables[part.table].config.pooling], part.column)

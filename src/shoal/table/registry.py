@@ -1,0 +1,29 @@
+"""Groups by name: how a compiled or exported program finds its tables when it runs."""
+
+import weakref
+
+from shoal.errors import NotFoundError
+from shoal.table.group import Group
+
+_groups: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
+
+
+def register(group: Group) -> None:
+    """Let ops find the group for as long as it lives. REQUIRES: the name is free (see `is_free`)."""
+    _groups[group.name] = group
+
+
+def is_free(name: str) -> bool:
+    """Whether no live group has the name."""
+    return name not in _groups
+
+
+def group_named(name: str) -> Group:
+    """The live group of that name."""
+    group = _groups.get(name)
+    if group is None:
+        raise NotFoundError(
+            f"[lookup] wanted the group {name!r} in this process; it holds {sorted(_groups) or 'none'}. An exported or "
+            f"compiled program has no rows of its own: make the collection, with the same name=, before running it."
+        )
+    return group

@@ -1,0 +1,14 @@
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples on every machine: a run that fails can be repeated. No deadline: two test processes share the cores.
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=1000)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """A test alone and the same test among others draw the same numbers."""
+    torch.manual_seed(0)
