@@ -166,10 +166,16 @@ class Bench:
         gc.collect()
 
     def alternate(
-        self, contenders: Iterable[Contender], *, unit: str = "ms", scale: float = 1e3, rate: bool = False
+        self,
+        contenders: Iterable[Contender],
+        *,
+        unit: str = "ms",
+        scale: float = 1e3,
+        rate: bool = False,
+        warm_steps: int = 0,
     ) -> Result:
-        """Rounds in which every contender takes a turn. A value is the mean of a turn's steps, so that work a contender
-        puts off is in it; `rate` gives `work` per second / scale instead of seconds x scale / work."""
+        """Rounds in which every contender takes a turn, after `warm_steps` each. A value is the mean of a turn's steps, so
+        that work a contender puts off is in it; `rate` gives `work` per second / scale, not seconds x scale / work."""
         ready = list(contenders)
         position = {one.name: 0 for one in ready}
         rounds: dict[str, list[float]] = {one.name: [] for one in ready}
@@ -189,6 +195,11 @@ class Bench:
         gc.collect()
         gc.disable()
         try:
+            for one in ready:
+                self.say(f"warming {one.name}")
+                with one.around():
+                    for step in range(warm_steps):
+                        one.step(step)
             for round_number in range(self.effort.rounds):
                 shift = round_number % len(ready)  # nobody always follows the same neighbour
                 for one in ready[shift:] + ready[:shift]:

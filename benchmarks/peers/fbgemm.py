@@ -1,5 +1,6 @@
 """FBGEMM: static tables in host memory, and the two hash maps it has for pruned tables."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
@@ -13,6 +14,23 @@ from benchmarks.work import BATCH, TABLES, Batch
 
 OPTIMIZERS = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbOptimType.EXACT_SGD}
 THREADS = 2
+
+
+def _single_threads() -> ThreadPoolExecutor:
+    """Two threads that have no OpenMP workers of their own. Once a process has more OpenMP threads than cores, OpenMP
+    stops spinning at barriers, and the single module, which sorts with it, would be 2 ms slower from then on."""
+    started = threading.Barrier(THREADS)
+
+    def alone() -> None:
+        torch.set_num_threads(1)
+        torch.ones(1 << 20).add_(1.0)  # a thread's first parallel loop fixes its number of workers
+        started.wait()
+
+    before = torch.get_num_threads()
+    threads = ThreadPoolExecutor(THREADS, initializer=alone)
+    list(threads.map(lambda _: None, range(THREADS)))
+    torch.set_num_threads(before)
+    return threads
 
 
 def _module(tables: int, rows: int, dim: int, optimizer: str, lr: float, eps: float, buffers=None):
@@ -68,7 +86,7 @@ class FbgemmPair:
         ]
         self.whole = whole
         self.width = tables * dim
-        self.threads = ThreadPoolExecutor(THREADS)
+        self.threads = _single_threads()
 
     def load(self, table: int, rows: Tensor) -> None:
         self.whole.load(table, rows)
@@ -109,7 +127,7 @@ class FbgemmMap:
         self.map = torch.classes.fbgemm.PrunedMapCPU()
         numbers = torch.arange(len(keys), dtype=torch.int32)
         self.map.insert(keys.int(), numbers, torch.tensor([0, len(keys)], dtype=torch.int32), 1)
-        self.threads = ThreadPoolExecutor(THREADS)
+        self.threads = _single_threads()
 
     def find(self, halves: list[Tensor]) -> list[Tensor]:
         """One half a thread."""
@@ -131,7 +149,7 @@ class FbgemmPrunedOp:
         self.bounds = torch.tensor([0, capacity])
         offsets = torch.tensor([0, len(keys)])
         torch.ops.fbgemm.pruned_hashmap_insert(keys, torch.arange(len(keys)), offsets, self.slots, self.bounds)
-        self.threads = ThreadPoolExecutor(THREADS)
+        self.threads = _single_threads()
 
     def find(self, halves: list[Tensor]) -> list[Tensor]:
         return list(self.threads.map(self._find_one, halves))

@@ -116,7 +116,7 @@ Status Index::insert(const int64_t* keys, const uint32_t* slots, int64_t n) {
     }
     if (i < n) {
       homes[i % kAhead] = home_of(view_, index_hash(keys[i]));
-      __builtin_prefetch(view_.at(homes[i % kAhead]), 1);
+      __builtin_prefetch(view_.at(homes[i % kAhead]));
     }
   }
   return {};

@@ -61,6 +61,13 @@ def test_batches_go_on_from_turn_to_turn():
     assert len(seen) == 2 * SHORT.rounds  # one untimed and one timed step a turn
 
 
+def test_warm_steps_come_first():
+    seen = []
+    contenders = [Contender(name, lambda i, name=name: seen.append((name, i))) for name in "ab"]
+    Bench(Effort(rounds=1, turn_seconds=0.0), quiet()).alternate(contenders, warm_steps=2)
+    assert seen[:4] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
 def test_a_turn_runs_inside_its_context():
     events = []
 

@@ -57,14 +57,14 @@ class PooledLookup(torch.autograd.Function):
         # Not a saved tensor: it is changed by every lookup, and autograd refuses saved tensors that were changed.
         ctx.token = token
         ctx.group = lookup.group
-        ctx.weights = values.shape[0] if weights is not None and ctx.needs_input_grad[5] else 0
+        ctx.weights = values.shape[0] if weights is not None and ctx.needs_input_grad[5] else -1
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weights = ops.update(ctx.group, ctx.token, _lease_of(ctx), [grad], ctx.weights)
-        return None, None, None, None, None, weights if ctx.weights else None, None
+        return None, None, None, None, None, weights if ctx.weights >= 0 else None, None
 
 
 class EachLookup(torch.autograd.Function):
@@ -91,5 +91,5 @@ class EachLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        ops.update(ctx.group, ctx.token, _lease_of(ctx), list(grads), 0)
+        ops.update(ctx.group, ctx.token, _lease_of(ctx), list(grads), -1)
         return (None,) * 6

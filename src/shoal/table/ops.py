@@ -87,12 +87,12 @@ def _fake_lookup_each(
 
 
 def _update(group: str, token: Tensor, lease: Tensor, grads: Sequence[Tensor], weights: int) -> Tensor:
-    """`weights`: how many per-sample weights want a gradient; 0 for none."""
-    return group_named(group).update(lease, grads, weights > 0)
+    """`weights`: how many per-sample weights want a gradient; -1 if they do not."""
+    return group_named(group).update(lease, grads, weights >= 0)
 
 
 def _fake_update(group: str, token: Tensor, lease: Tensor, grads: Sequence[Tensor], weights: int) -> Tensor:
-    return grads[0].new_empty((weights,), dtype=torch.float32)
+    return grads[0].new_empty((max(weights, 0),), dtype=torch.float32)
 
 
 for _name, _real, _fake in (
