@@ -24,7 +24,8 @@ T = TypeVar("T")
 registry = Registry()
 
 DIMS = (64, 32, 128)
-LR, EPS = 0.05, 1e-8
+LR = 0.05
+EPS = 1e-12  # torch's SparseAdam adds it before the bias correction, ours after: so small that it does not matter
 KEYS_A_BATCH = work.TABLES * work.BATCH * work.BAG
 
 

@@ -174,8 +174,8 @@ class Bench:
         rate: bool = False,
         warm_steps: int = 0,
     ) -> Result:
-        """Rounds in which every contender takes a turn, after `warm_steps` each. A value is the mean of a turn's steps, so
-        that work a contender puts off is in it; `rate` gives `work` per second / scale, not seconds x scale / work."""
+        """Rounds in which every contender takes a turn, after `warm_steps` each. A value is the mean of a turn's steps,
+        so that work put off is in it; `rate` gives `work` per second / scale instead of seconds x scale / work."""
         ready = list(contenders)
         position = {one.name: 0 for one in ready}
         rounds: dict[str, list[float]] = {one.name: [] for one in ready}
@@ -195,7 +195,7 @@ class Bench:
         gc.collect()
         gc.disable()
         try:
-            for one in ready:
+            for one in ready if warm_steps else ():
                 self.say(f"warming {one.name}")
                 with one.around():
                     for step in range(warm_steps):

@@ -16,7 +16,7 @@ import shoal
 from benchmarks.work import chunks, keys_of
 
 STEP_KEYS = 2048  # small, so that a jump is the table's and not the batch's
-CHUNK = 1 << 16
+CHUNK = 1 << 12
 JUDGED_FROM = 100_000  # rows; below, fixed costs decide
 BATCHES_AFTER_ERASE = 64
 

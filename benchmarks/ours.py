@@ -44,8 +44,10 @@ class ShoalBags:
         self.bags = shoal.EmbeddingBagCollection(tables, device="cpu", seed=0)
 
     def load(self, table: int, rows: Tensor) -> None:
+        """In small chunks, as assign puts the rows of one call in an order of its own: rows then lie about in the order
+        of ids, as in the peers' arrays, and as they would had they been born in training, hot ids first."""
         handle = self.bags.table(NAMES[table])
-        for ids in chunks(len(rows), 1 << 17):
+        for ids in chunks(len(rows), 2048):
             handle.assign(keys_of(ids, stream=table), rows[ids[0] : ids[-1] + 1])
 
     def _features(self, batch: Batch) -> shoal.KeyedJaggedTensor:

@@ -31,10 +31,10 @@ def draw(rows: Sequence[Row], path: pathlib.Path) -> None:
     height = max(2.6 * ((len(families) + 1) // 2), 0.24 * len(limited) + 1.5)
     figure = plt.figure(figsize=(19, height), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[2, 1.15])
-    panels = left.subplots((len(families) + 1) // 2, 2, squeeze=False).flat
+    panels = list(left.subplots((len(families) + 1) // 2, 2, squeeze=False).flat)
     for panel, (name, members) in zip(panels, families.items(), strict=False):
         _bars(panel, name, members)
-    for panel in list(panels)[len(families) :]:
+    for panel in panels[len(families) :]:
         panel.set_axis_off()
     _limits(right.subplots(), limited)
     last = max(rows, key=lambda row: row.when)
@@ -64,8 +64,9 @@ def _bars(panel: Axes, name: str, rows: Sequence[Row]) -> None:
         )
     panel.set_title(name, fontsize=9, loc="left")
     panel.set_ylabel(rows[0].unit, fontsize=8)
-    labels = ["\n".join(case.split(", ")[1:]) or case for case in cases]
-    panel.set_xticks(range(len(cases)), labels, fontsize=7)
+    crowded = len(cases) > 8
+    labels = [(", " if crowded else "\n").join(case.split(", ")[1:]) for case in cases]
+    panel.set_xticks(range(len(cases)), labels, fontsize=7, rotation=90 if crowded else 0)
     panel.tick_params(axis="y", labelsize=7)
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(fontsize=6, frameon=False)

@@ -49,7 +49,7 @@ def line(case: Case, result: Result, rows: list[record.Row]) -> list[str]:
 
 
 def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: str) -> int:
-    """Every case, its rows saved as soon as it is done. Returns how many were refused."""
+    """Every case, its rows saved as soon as it is done. Returns how many were refused or failed."""
     origin = record.origin()
     table = Table(
         "case", "ours p50 (p20-p80)", "peer's p50", "ratio", "limit", "", title=origin.machine, show_lines=True
@@ -73,8 +73,12 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
             try:
                 result = case.run(bench)
             except Mismatch as reason:
-                refused.append(f"{case.name}: {reason}")
-                console.print(f"[red]refused to time[/] {refused[-1]}")
+                refused.append(case.name)
+                console.print(f"[red]refused to time[/] {case.name}: {reason}")
+            except Exception:  # the other cases' half hour is not lost
+                refused.append(case.name)
+                console.print(f"[red]failed[/] {case.name}")
+                console.print_exception()
             else:
                 rows = record.rows_of(case, result, origin)
                 table.add_row(*line(case, result, rows))

@@ -34,11 +34,10 @@ void Pages::unmap() {
 }
 
 Status Pages::map(size_t bytes, Pages* out) {
-  size_t size = round_up(std::max<size_t>(bytes, 1), kHugePage);
-  size_t padded = size + kHugePage;
-  void* raw = padded < size ? MAP_FAILED
-                            : mmap(nullptr, padded, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  bool fits = bytes <= SIZE_MAX - 2 * kHugePage;
+  size_t size = fits ? round_up(std::max<size_t>(bytes, 1), kHugePage) : 0, padded = size + kHugePage;
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* raw = fits ? mmap(nullptr, padded, PROT_READ | PROT_WRITE, kFlags, -1, 0) : MAP_FAILED;
   if (raw == MAP_FAILED)
     return {Code::memory, "the operating system refused " + std::to_string(bytes) + " bytes of memory"};
   char* begin = static_cast<char*>(raw);

@@ -32,7 +32,7 @@ class Pages {
   void advise_huge();
   // The same for what was touched already: copied into huge pages now, or left to the kernel if it cannot.
   void collapse();
-  // Gives [from, size) back to the OS; it reads as zero afterwards.
+  // Gives the whole pages of [from, size) back to the OS; they read as zero afterwards.
   void discard(size_t from);
 
  private:

@@ -28,6 +28,7 @@ enum Flag : uint32_t {
 
 struct Rows {
   char* const* slabs = nullptr;
+  uint32_t slab_count = 0;
   uint32_t slot_bits = 0;
   uint32_t rows_per_slab = 0;
   int32_t dim = 0;

@@ -2,6 +2,7 @@
 // must not (and do not) depend on who ran which.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -11,6 +12,11 @@
 #include <vector>
 
 namespace shoal {
+
+// How many of `threads` are worth waking for so much work: one for every `unit`, since a wake costs a few microseconds.
+inline int threads_for(int64_t work, int64_t unit, int threads) {
+  return static_cast<int>(std::clamp<int64_t>(work / unit, 1, threads < 1 ? 1 : threads));
+}
 
 class ThreadPool {
  public:

@@ -9,19 +9,22 @@
 namespace shoal {
 
 // Large enough to hide a task's start, small enough to balance uneven features.
-static constexpr int64_t kKeysPerTask = 4096;
+static constexpr int64_t kKeysPerTask = 2048;
 
 void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64_t* missing, int threads) {
   struct Task {
     int64_t range, begin, end;
   };
   std::vector<Task> tasks;
+  int64_t work = 0;
   for (int64_t r = 0; r < static_cast<int64_t>(ranges.size()); ++r) {
     missing[r] = 0;
+    work += ranges[r].end - ranges[r].begin;
     for (int64_t at = ranges[r].begin; at < ranges[r].end; at += kKeysPerTask)
       tasks.push_back({r, at, std::min(at + kKeysPerTask, ranges[r].end)});
   }
   const Probe& table = probe();
+  threads = threads_for(work, kKeysPerTask, threads);
   ThreadPool::instance().run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
     const Task& task = tasks[t];
     const Index& index = *ranges[task.range].index;

@@ -61,8 +61,8 @@ Status Index::map_chunks(uint64_t buckets) {
     if (Status status = Pages::map(kChunkBuckets * sizeof(Bucket), &pages); !status.ok()) return status;
     chunks_.push_back(reinterpret_cast<Bucket*>(pages.data()));
     pages_.push_back(std::move(pages));
+    view_.chunks = chunks_.data();  // now: the next chunk may be refused
   }
-  view_.chunks = chunks_.data();
   return {};
 }
 
@@ -84,7 +84,10 @@ Status Index::extend(uint64_t buckets) {
 Status Index::place(uint64_t home, int64_t key, uint32_t slot) {
   for (uint64_t at = home;; ++at) {
     if (at >= extent_)
-      if (Status status = extend(at + 1); !status.ok()) return status;
+      if (Status status = extend(at + 1); !status.ok()) {
+        uncount(home, at);
+        return status;
+      }
     Bucket& bucket = *view_.at(at);
     uint32_t free = ~uint32_t{bucket.used} & ((1u << kBucketKeys) - 1);
     if (!free) {
@@ -101,6 +104,11 @@ Status Index::place(uint64_t home, int64_t key, uint32_t slot) {
 
 void Index::take_out(uint64_t home, uint64_t at, int which) {
   view_.at(at)->used &= static_cast<uint8_t>(~(1u << which));
+  uncount(home, at);
+}
+
+// Takes back what a key from `home` that ended at `at` added to `over` on its way.
+void Index::uncount(uint64_t home, uint64_t at) {
   for (uint64_t passed = home; passed < at; ++passed)
     if (uint16_t& over = view_.at(passed)->over; over != UINT16_MAX) --over;
 }
@@ -111,7 +119,10 @@ Status Index::insert(const int64_t* keys, const uint32_t* slots, int64_t n) {
   for (int64_t i = 0; i < n + kAhead; ++i) {
     if (i >= kAhead) {
       int64_t j = i - kAhead;
-      if (Status status = place(homes[j % kAhead], keys[j], slots[j]); !status.ok()) return status;
+      if (Status status = place(homes[j % kAhead], keys[j], slots[j]); !status.ok()) {
+        for (int64_t placed = 0; placed < j; ++placed) erase(keys[placed]);
+        return status;
+      }
       ++size_;
     }
     if (i < n) {
@@ -164,7 +175,7 @@ Status Index::resettle() {
 }
 
 Status Index::begin_growth(uint64_t buckets) {
-  // The spill is mapped now so that moving an entry later cannot fail for want of memory.
+  // The spill is mapped now, where a refusal costs nothing.
   if (Status status = map_chunks(buckets + kSpillBuckets); !status.ok()) return status;
   if (Status status = extend(buckets); !status.ok()) return status;
   view_.high = buckets;
@@ -178,8 +189,11 @@ Status Index::grow(uint64_t count) {
   while (!settled() && count--) {
     uint64_t bucket = scaled(view_.frontier - 1, view_.low);
     collect(view_.low, bucket);
-    view_.frontier = first_hash(bucket, view_.low);
+    // Room for all of them behind the last bucket, or they go back to where they were.
+    Status room = map_chunks(extent_ + moving_.size());
+    if (room.ok()) view_.frontier = first_hash(bucket, view_.low);
     if (Status status = resettle(); !status.ok()) return status;
+    if (!room.ok()) return room;
     if (bucket == 0) view_.low = view_.high;
   }
   return {};
@@ -210,6 +224,7 @@ Status Index::reserve(int64_t more) {
 bool Index::shrink(int64_t budget) {
   if (settled()) {
     if (view_.high <= kMinBuckets || static_cast<double>(size_) > room(view_.high, kShrinkAt)) return true;
+    if (budget <= 0) return false;  // once begun, a shrink's frontier is above 0: a growth back starts below it
     view_.low = std::max(kMinBuckets, static_cast<uint64_t>(static_cast<double>(size_) / (kBucketKeys * kFresh)) + 1);
     view_.frontier = 0;
   } else if (static_cast<double>(size_) > room(view_.low, kGrowAt)) {

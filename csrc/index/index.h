@@ -36,7 +36,7 @@ class Index {
 
   // Makes room for `more` keys. On failure nothing is lost and no key has moved out of reach.
   Status reserve(int64_t more);
-  // REQUIRES: reserve(n) succeeded, and the keys are absent and differ from each other.
+  // On failure none of the keys is in. REQUIRES: reserve(n) succeeded, and the keys are absent and differ from each other.
   Status insert(const int64_t* keys, const uint32_t* slots, int64_t n);
   // The slot the key had, or kNoSlot.
   uint32_t erase(int64_t key);
@@ -68,6 +68,7 @@ class Index {
   Status extend(uint64_t buckets);
   Status place(uint64_t home, int64_t key, uint32_t slot);
   void take_out(uint64_t home, uint64_t at, int which);
+  void uncount(uint64_t home, uint64_t at);
   void collect(uint64_t scale, uint64_t bucket);
   Status resettle();
   Status begin_growth(uint64_t buckets);

@@ -44,7 +44,7 @@ size_t find(const IndexView& view, const Key* keys, size_t n, uint32_t* slots) {
     size_t begin = block * kBlock, count = n - begin < kBlock ? n - begin : kBlock;
     uint64_t* home = homes[block & 1];
     for (size_t i = 0; i < count; ++i) home[i] = home_of(view, index_hash(keys[begin + i]));
-    for (size_t i = 0; i < count; ++i) __builtin_prefetch(view.at(home[i]));
+    for (size_t i = 0; i < count; ++i) prefetch_far(view.at(home[i]));
   };
   size_t blocks = (n + kBlock - 1) / kBlock, missing = 0;
   if (blocks) start(0);

@@ -10,11 +10,11 @@ using namespace SHOAL_ISA;
 namespace {
 
 // Rows ahead whose lines are asked for. Ten rows of four lines keep the miss buffers of a core full.
-constexpr int64_t kAheadLines = 48;
+constexpr int64_t kAheadLines = 96;
 
 // Inlined by force: the compiler takes a function that only prefetches for one without effect, and may drop its calls.
 SHOAL_INLINE void prefetch_row(const char* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+  for (int64_t at = 0; at < bytes; at += 64) prefetch_far(row + at);
 }
 
 inline int64_t rows_ahead(const Rows& rows) {

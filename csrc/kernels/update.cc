@@ -30,9 +30,10 @@ struct TableParts {
   int shift = 0;           // slot >> shift = part
 };
 
-int shift_for(uint32_t top_slot, int64_t parts) {
+int shift_for(const Rows& rows, int64_t parts) {
+  int64_t top_slot = (static_cast<int64_t>(rows.slab_count) << rows.slot_bits) - 1;
   int shift = 0;
-  while ((static_cast<int64_t>(top_slot) >> shift) >= parts) ++shift;
+  while ((top_slot >> shift) >= parts) ++shift;
   return shift;
 }
 
@@ -58,9 +59,25 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   std::vector<UpdateCounts> counts_of(tables.size());
   if (chunks.empty()) return counts_of;
 
-  // Every position's bag, and the highest slot of each table.
+  int64_t part_count = 0, work = 0;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    TableParts& table = split[t];
+    table.parts = std::clamp<int64_t>(table.positions / kPairsPerPart, 1, kMaxParts);
+    table.shift = shift_for(*tables[t].rows, table.parts);
+    table.first_part = part_count;
+    part_count += table.parts;
+    work += table.positions;
+  }
+  threads = threads_for(work, kPairsPerPart, threads);
+  int64_t counts = 0;
+  for (Chunk& chunk : chunks) {
+    chunk.counts_at = counts;
+    counts += split[static_cast<size_t>(chunk.table)].parts;
+  }
+
+  // Every position's bag, and how many pairs of a chunk go to each part.
   auto bag_of = std::make_unique_for_overwrite<uint32_t[]>(static_cast<size_t>(positions));
-  std::vector<uint32_t> top(tables.size(), 0);
+  std::vector<int64_t> count(static_cast<size_t>(counts), 0);
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     int64_t first = features[static_cast<size_t>(chunk.feature)].source * bags.batch;
@@ -70,40 +87,15 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
       int64_t middle = (low + high) / 2;
       (bags.offset(first + middle) <= chunk.begin ? low : high) = middle;
     }
-    uint32_t highest = 0;
+    int shift = split[static_cast<size_t>(chunk.table)].shift;
+    int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
     for (int64_t bag = low, at = chunk.begin; at < chunk.end; ++bag) {
       int64_t end = std::min(bags.offset(first + bag + 1), chunk.end);
       for (; at < end; ++at) {
         bag_of[static_cast<size_t>(at)] = static_cast<uint32_t>(bag);
-        if (bags.slots[at] != kNoSlot) highest = std::max(highest, bags.slots[at]);
+        if (bags.slots[at] != kNoSlot) ++histogram[bags.slots[at] >> shift];
       }
     }
-    std::atomic_ref<uint32_t> top_slot(top[static_cast<size_t>(chunk.table)]);
-    uint32_t seen = top_slot.load(std::memory_order_relaxed);
-    while (seen < highest && !top_slot.compare_exchange_weak(seen, highest, std::memory_order_relaxed)) {
-    }
-  });
-
-  int64_t part_count = 0;
-  for (size_t t = 0; t < tables.size(); ++t) {
-    TableParts& table = split[t];
-    table.parts = std::clamp<int64_t>(table.positions / kPairsPerPart, 1, kMaxParts);
-    table.shift = shift_for(top[t], table.parts);
-    table.first_part = part_count;
-    part_count += table.parts;
-  }
-  int64_t counts = 0;
-  for (Chunk& chunk : chunks) {
-    chunk.counts_at = counts;
-    counts += split[static_cast<size_t>(chunk.table)].parts;
-  }
-  std::vector<int64_t> count(static_cast<size_t>(counts), 0);
-  pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
-    const Chunk& chunk = chunks[static_cast<size_t>(c)];
-    int shift = split[static_cast<size_t>(chunk.table)].shift;
-    int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
-    for (int64_t at = chunk.begin; at < chunk.end; ++at)
-      if (bags.slots[at] != kNoSlot) ++histogram[bags.slots[at] >> shift];
   });
 
   // Where each part begins, and in it the pairs of each chunk, in order.

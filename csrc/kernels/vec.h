@@ -15,6 +15,9 @@ namespace shoal::SHOAL_ISA {
 
 typedef float f32x16 __attribute__((vector_size(64), aligned(4)));
 
+typedef float f32x8 __attribute__((vector_size(32), aligned(4)));
+typedef float f32x4 __attribute__((vector_size(16), aligned(4)));
+
 static constexpr int kLanes = 16;
 
 static inline f32x16 load16(const float* p) {
@@ -148,18 +151,21 @@ static inline void load_row(Dtype dtype, const char* row, int32_t dim, float* ou
 // every instruction set.
 
 static inline float fold(f32x16 v) {
-  float part[kLanes];
-  store16(part, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] += part[i + width];
-  return part[0];
+  f32x8 eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  f32x4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 static inline float dot(const float* a, const float* b, int32_t n) {
   f32x16 sum = {};
   int32_t i = 0;
   for (; i + kLanes <= n; i += kLanes) sum += load16(a + i) * load16(b + i);
-  for (int lane = 0; i < n; ++i, ++lane) sum[lane] += a[i] * b[i];
+  if (i < n) {
+    float last[kLanes] = {};
+    for (int lane = 0; lane < kLanes && i < n; ++i, ++lane) last[lane] = a[i] * b[i];
+    sum += load16(last);
+  }
   return fold(sum);
 }
 

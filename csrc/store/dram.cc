@@ -52,8 +52,10 @@ Status DramStore::reserve(int64_t more) {
     pages_.push_back(std::move(pages));
     free_.push_back(std::move(bits));
     free_count_.push_back(rows_.rows_per_slab);
+    // Now: the next slab may be refused.
+    rows_.slabs = slabs_.data();
+    rows_.slab_count = static_cast<uint32_t>(slabs());
   }
-  rows_.slabs = slabs_.data();
   return {};
 }
 
@@ -108,6 +110,7 @@ void DramStore::release_tail() {
     free_count_.pop_back();
   }
   rows_.slabs = slabs_.data();
+  rows_.slab_count = static_cast<uint32_t>(slabs());
   fresh_ = std::min(fresh_, slabs() * rows_.rows_per_slab);
   lowest_free_ = std::min(lowest_free_, slabs());
 }

@@ -25,8 +25,12 @@ def value(cls: type[T]) -> type[T]:
 
     A class that takes more types than it stores writes its own `__init__`, and the dataclass keeps it.
     """
-    made = dataclass(frozen=True, init="__init__" not in cls.__dict__)(cls)
-    construct: Callable[..., None] = made.__init__
+    return checked_arguments(dataclass(frozen=True, init="__init__" not in cls.__dict__)(cls))
+
+
+def checked_arguments(cls: type[T]) -> type[T]:
+    """Let the constructor of `cls` answer unknown and missing arguments with ConfigError."""
+    construct: Callable[..., None] = cls.__init__
     signature = inspect.signature(construct)
 
     @functools.wraps(construct)
@@ -37,8 +41,8 @@ def value(cls: type[T]) -> type[T]:
             raise ConfigError(_wrong_call(cls.__name__, signature, kwargs, error)) from None
         construct(self, *args, **kwargs)
 
-    made.__init__ = __init__  # type: ignore[method-assign]
-    return made
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
 
 
 def _wrong_call(where: str, signature: inspect.Signature, given: dict[str, Any], error: TypeError) -> str:

@@ -42,7 +42,7 @@ class HostIndex:
 
     def find(self, keys: Tensor) -> Tensor:
         """The slot of every key, or -1."""
-        slots = torch.empty(len(keys), dtype=torch.int32)
+        slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
         find([KeyRange(self, 0, len(keys))], keys, slots)
         return slots
 
@@ -52,7 +52,7 @@ class HostIndex:
 
     def erase(self, keys: Tensor) -> Tensor:
         """Forget keys; returns the slot each had, or -1."""
-        slots = torch.empty(len(keys), dtype=torch.int32)
+        slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
         self.native.erase(keys, slots)
         return slots
 

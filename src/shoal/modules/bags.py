@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from shoal.config import Table
+from shoal.config.checked import checked_arguments
 from shoal.errors import ConfigError, InputError
 from shoal.modules.collection import Collection, features_of
 from shoal.modules.jagged import KeyedTensor
@@ -13,13 +14,14 @@ from shoal.modules.lookup import PooledLookup
 from shoal.table import ops
 
 
+@checked_arguments
 class EmbeddingBagCollection(Collection):
     """Tables that grow with the ids they see; KeyedJaggedTensor in, KeyedTensor out: [batch, sum of dims].
 
     In `train()` unseen keys get a row and `backward()` updates rows; in `eval()` nothing changes.
 
     tables: their names and features differ; a feature may feed several tables, and is then called feature@table.
-    device: "cpu".
+    device: "cpu", which is the default.
     is_weighted: whether the batch's weights are used; None uses them where the batch has them, True insists on them,
         False leaves them alone.
     seed: with a table's name and a key, decides a key's first row.
@@ -28,27 +30,23 @@ class EmbeddingBagCollection(Collection):
     """
 
     _state_name: ClassVar[str] = "embedding_bags"
+    _poolings: ClassVar[tuple[str, ...]] = ("sum", "mean")
+    _other: ClassVar[str] = "EmbeddingCollection"
 
     def __init__(
         self,
         tables: Sequence[Table],
         is_weighted: bool | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
         *,
         seed: int = 0,
         name: str | None = None,
         output_dtype: torch.dtype = torch.float32,
     ) -> None:
+        if is_weighted not in (None, True, False):
+            raise ConfigError(f"[{type(self).__name__}] is_weighted must be True, False or None; got {is_weighted!r}.")
         super().__init__(tables, device=device, seed=seed, name=name, output_dtype=output_dtype)
-        for config in self._configs:
-            if config.pooling == "none":
-                raise ConfigError(
-                    f"[{type(self).__name__}] table {config.name!r} must pool by 'sum' or 'mean'; got pooling='none'. "
-                    f"Sequences are EmbeddingCollection's."
-                )
         self._is_weighted = is_weighted
-        self._names = _output_names(self._configs)
-        self._dims = [config.dim for config in self._configs for _ in config.features]
 
     def forward(self, features: Any) -> KeyedTensor:
         """Pool the rows of every bag."""
@@ -82,13 +80,3 @@ class EmbeddingBagCollection(Collection):
     def is_weighted(self) -> bool:
         """Whether per-sample weights may be used."""
         return self._is_weighted is not False
-
-
-def _output_names(configs: Sequence[Table]) -> list[str]:
-    """A feature's own name, or feature@table where it feeds several tables."""
-    names = [name for config in configs for name in config.feature_names]
-    return [
-        f"{name}@{config.name}" if names.count(name) > 1 else name
-        for config in configs
-        for name in config.feature_names
-    ]

@@ -13,7 +13,7 @@ from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError, Sh
 from shoal.modules.lookup import Lookup
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
-from shoal.modules.state import load_content, save_content
+from shoal.modules.state import load_content, save_content, state_names
 from shoal.modules.torchrec import looks_like_config, table_of
 from shoal.table import Group, TableHandle, registry, snapshot
 
@@ -29,28 +29,53 @@ class Collection(nn.Module):
 
     # "embedding_bags" or "embeddings": the part of the state dict's keys before a table's name, as TorchRec has it.
     _state_name: ClassVar[str]
+    # The values of Table(pooling=) that can be served, and who serves the others.
+    _poolings: ClassVar[tuple[str, ...]]
+    _other: ClassVar[str]
 
     def __init__(
         self,
         tables: Sequence[Table],
         *,
-        device: str | torch.device = "cpu",
-        seed: int = 0,
-        name: str | None = None,
-        output_dtype: torch.dtype = torch.float32,
+        device: str | torch.device | None,
+        seed: int,
+        name: str | None,
+        output_dtype: torch.dtype,
     ) -> None:
         super().__init__()
         where = type(self).__name__
-        _require_cpu(where, torch.device(device))
-        configs = _tables(where, tables)
+        _require_cpu(where, _device(where, device))
+        self._configs = self._checked(tables)
         if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
             raise ConfigError(f"[{where}] seed must be an integer of 64 bits; got {seed!r}.")
         if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
-        self._configs = configs
         self._output_dtype = output_dtype
-        self.state_dict_limit: int = parse_size("8GiB")
+        # One output for each feature of each table, in order.
+        self._names = _output_names(self._configs)
+        self._dims = [config.dim for config in self._configs for _ in config.features]
+        self._state_dict_limit = parse_size("8GiB")
+        self._is_strict = False  # while load_state_dict is
         self._open(name, seed)
+
+    def _checked(self, tables: Any) -> tuple[Table, ...]:
+        where = type(self).__name__
+        if isinstance(tables, str) or not isinstance(tables, Sequence) or not tables:
+            raise ConfigError(f"[{where}] tables must be a non-empty list of Table; got {tables!r}.")
+        configs = tuple(table_of(table) if looks_like_config(table) else table for table in tables)
+        for config in configs:
+            if not isinstance(config, Table):
+                raise ConfigError(f"[{where}] tables must be Table values; got {config!r}.")
+            if config.pooling not in self._poolings:
+                raise ConfigError(
+                    f"[{where}] table {config.name!r} must have pooling {' or '.join(map(repr, self._poolings))}; got "
+                    f"{config.pooling!r}, which is {self._other}'s."
+                )
+        names = [config.name for config in configs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"[{where}] tables must have different names; got {name!r} more than once.")
+        return configs
 
     def _open(self, name: str | None, seed: int) -> None:
         where = type(self).__name__
@@ -63,11 +88,13 @@ class Collection(nn.Module):
         self.name = name
         self._group = Group(f"{name}/0", self._configs, seed % 2**64)
         registry.register(self._group)
-        self._token = torch.zeros(1)
-        # Autograd calls back only where something requires a gradient; this is no parameter, and gets none.
-        self._anchor = torch.zeros(1, requires_grad=True)
-        trains = any(config.optimizer is not None for config in self._configs)
-        self._optimizer = TableOptimizer(self._group) if trains else None
+        with torch.inference_mode(False):  # tensors that are born in it could not be used outside
+            self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
+            # Autograd calls back only where something requires a gradient; this is no parameter, and gets none.
+            self._anchor = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
+        changeable = any(table.optimizer_hyper for table in self._group.tables)
+        self._optimizer = TableOptimizer(self._group) if changeable else None
+        self._scaler: torch.amp.GradScaler | None = None
 
     # ---- tables
 
@@ -99,30 +126,34 @@ class Collection(nn.Module):
 
     @property
     def optimizer(self) -> TableOptimizer:
-        """The tables' optimizers for schedulers: a param group for each table that trains, called by its name."""
+        """The tables' optimizers for schedulers: a param group for each table that has settings, with its name."""
         if self._optimizer is None:
-            raise ConfigError(f"[{self.name}] no table has an optimizer, so there are no settings to schedule.")
+            raise ConfigError(f"[{self.name}] no table has an optimizer with settings: there is nothing to schedule.")
         return self._optimizer
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The gradient scaler whose loss reaches these tables: rows see unscaled gradients."""
-        scaled = self._group.loss_scale
-        return scaled.scaler if isinstance(scaled, ScaledLoss) else None
+        return self._scaler
 
     @scaler.setter
     def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError(f"[{self.name}] scaler must be a torch.amp.GradScaler or None; got {scaler!r}.")
-        self._group.loss_scale = None if scaler is None else ScaledLoss(scaler, self.optimizer)
+        self._scaler = scaler
+        scales = scaler is not None and scaler.is_enabled()
+        self._group.loss_scale = ScaledLoss(scaler, self._optimizer) if scales else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        probe = fn(torch.zeros(1))
+        try:
+            probe = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
+        except (AssertionError, RuntimeError) as error:  # as torch says that there is no such device
+            raise DeviceError(f"[{self.name}] tables live on cpu in this version and stay there; {error}.") from error
         _require_cpu(self.name, probe.device)
         if probe.dtype != torch.float32:
             raise ConfigError(
-                f"[{self.name}] rows do not change their type with the module's; it is set by Table(dtype=...), and the "
-                f"output's by output_dtype=. Cast the other modules, not this one."
+                f"[{self.name}] rows keep their type when a module is cast; got {probe.dtype}. Table(dtype=...) sets "
+                f"it, and output_dtype= the output's. Cast the other modules, not this one."
             )
         return super()._apply(fn, recurse)
 
@@ -131,47 +162,71 @@ class Collection(nn.Module):
 
     # ---- saving and copying
 
+    @property
+    def state_dict_limit(self) -> int:
+        """The most bytes that `state_dict()` copies out of the tables; 8 GiB unless it is set."""
+        return self._state_dict_limit
+
+    @state_dict_limit.setter
+    def state_dict_limit(self, limit: int | str) -> None:
+        self._state_dict_limit = parse_size(limit, "state_dict_limit")
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         with self._group.reading():
-            wanted = sum(
-                snapshot.content_bytes(table.config, len(table.index)) for table in self._group.tables
-            )
+            wanted = sum(snapshot.content_bytes(table.config, len(table.index)) for table in self._group.tables)
             if wanted > self.state_dict_limit:
                 raise StateDictError(
                     f"[{self.name}] a state dict would take {format_size(wanted)}; state_dict_limit is "
                     f"{format_size(self.state_dict_limit)}. Raise `state_dict_limit` if memory holds the copy."
                 )
             for number, config in enumerate(self._configs):
-                content = snapshot.take(self._group, number)
-                save_content(content, f"{prefix}{self._state_name}.{config.name}.", destination)
+                save_content(snapshot.take(self._group, number), self._prefix(prefix, config), destination)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Replace the rows of the tables. With `strict`, entries that are missing or unknown raise first."""
+        self._is_strict = strict
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        finally:
+            self._is_strict = False
 
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],
         prefix: str,
-        local_metadata: Mapping[str, Any],
+        local_metadata: dict[str, Any],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        contents = {}
-        known = set()
-        for number, config in enumerate(self._configs):
-            at = f"{prefix}{self._state_name}.{config.name}."
-            content = load_content(config, at, state_dict, missing_keys)
-            known |= {key for key in state_dict if key.startswith(at)}
-            if content is not None:
-                contents[number] = content
-        unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known and strict]
-        if not (strict and (missing_keys or unexpected_keys)):
-            with self._group.writing():
-                snapshot.put(self._group, contents)
+        names = [name for config in self._configs for name in state_names(config, self._prefix(prefix, config))]
+        missing_keys += [name for name in names if name not in state_dict]
+        others = {name: value for name, value in state_dict.items() if name not in names}
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        # As a part of a model it loads what is there, as all modules do: torch tells none of them whether it is strict.
+        if self._is_strict and (missing_keys or unexpected_keys):
+            raise StateDictError(
+                f"[{self.name}] wanted every entry of the tables and no other; got a state dict that lacks "
+                f"{missing_keys} and has the unknown {unexpected_keys}. Nothing was loaded."
+            )
+        contents = {
+            number: load_content(config, self._prefix(prefix, config), state_dict)
+            for number, config in enumerate(self._configs)
+        }
+        with self._group.writing():
+            snapshot.put(self._group, {number: content for number, content in contents.items() if content})
+
+    def _prefix(self, prefix: str, config: Table) -> str:
+        return f"{prefix}{self._state_name}.{config.name}."
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        own = {"_group", "_token", "_anchor", "_optimizer", "name"}
+        own = {"_group", "_token", "_anchor", "_optimizer", "_scaler", "name"}
         for attribute, value in self.__dict__.items():
             if attribute not in own:
                 made.__dict__[attribute] = copy.deepcopy(value, memo)
@@ -182,35 +237,40 @@ class Collection(nn.Module):
             snapshot.put(made._group, contents)
         if self._optimizer is not None:
             made.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        # The scaler belongs to the loss, not to the tables: a loss that reaches both has one.
+        made.scaler = self.scaler
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ShoalError(
-            f"[{self.name}] a collection is not pickled: its rows live outside of Python. Save state_dict(), or copy it "
-            f"with copy.deepcopy."
+            f"[{self.name}] a collection is not pickled: its rows live outside of Python. Save state_dict(), or copy "
+            f"it with copy.deepcopy."
         )
+
+
+def _device(where: str, device: Any) -> torch.device:
+    try:
+        return torch.device("cpu" if device is None else device)
+    except (TypeError, RuntimeError) as error:
+        raise ConfigError(f"[{where}] device must be a torch.device or its name; got {device!r}.") from error
 
 
 def _require_cpu(where: str, device: torch.device) -> None:
     if device.type != "cpu":
         raise DeviceError(
-            f"[{where}] tables live on cpu in this version; got {device}. Keep this module on cpu: move the rest of the "
-            f"model, and its output with .to({str(device)!r})."
+            f"[{where}] tables live on cpu in this version; got {device}. Keep this module on cpu: move the rest of "
+            f"the model, and its output with .to({str(device)!r})."
         )
 
 
-def _tables(where: str, tables: Sequence[Any]) -> tuple[Table, ...]:
-    if isinstance(tables, (Table, str)) or not isinstance(tables, Sequence) or not tables:
-        raise ConfigError(f"[{where}] tables must be a non-empty list of Table; got {tables!r}.")
-    configs = tuple(table_of(table) if looks_like_config(table) else table for table in tables)
-    for config in configs:
-        if not isinstance(config, Table):
-            raise ConfigError(f"[{where}] tables must be Table values; got {config!r}.")
-    names = [config.name for config in configs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"[{where}] tables must have different names; got {name!r} more than once.")
-    return configs
+def _output_names(configs: Sequence[Table]) -> list[str]:
+    """A feature's own name, or feature@table where it feeds several tables."""
+    names = [name for config in configs for name in config.feature_names]
+    return [
+        f"{name}@{config.name}" if names.count(name) > 1 else name
+        for config in configs
+        for name in config.feature_names
+    ]
 
 
 def features_of(where: str, features: Any) -> Any:
@@ -219,4 +279,6 @@ def features_of(where: str, features: Any) -> Any:
         raise InputError(f"[{where}] wanted a KeyedJaggedTensor; got {type(features).__name__}.")
     if getattr(features, "variable_stride_per_key", bool)():
         raise InputError(f"[{where}] wanted the same number of bags for every feature; got a variable one.")
+    if features.values().device.type == "meta":  # these would not reach the tables
+        raise DeviceError(f"[{where}] the tables are on cpu; the batch's values are on meta, which holds no ids.")
     return features

@@ -29,9 +29,12 @@ def _lease_of(ctx: Any) -> Tensor:
     try:
         (lease,) = ctx.saved_tensors
     except RuntimeError as error:
+        # Activation checkpointing runs the model again in here, and what it raises is the model's.
+        if "second time" not in str(error):
+            raise
         raise BackwardError(
-            "[backward] wanted one backward for each forward; this graph's was applied already, and rows are updated in "
-            "the backward. Run the forward again, or add the losses up before the backward."
+            "[backward] wanted one backward for each forward; this graph's was applied already, and rows are updated "
+            "in the backward. Run the forward again, or add the losses up before the backward."
         ) from error
     return lease
 

@@ -1,36 +1,76 @@
 """The tables' optimizers as torch sees them: settings that schedulers may change, and steps that happen in backward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from shoal.config import Optimizer
+from shoal.errors import StateDictError
 from shoal.table import Group
 
 
-class TableOptimizer(torch.optim.Optimizer):
-    """One param group for each table that trains, with its name and the settings that may change while training.
+class _Settings(Mapping[str, Any]):
+    """A param group as its table reads it in a backward: a setting that was changed since the last one is checked."""
 
-    Rows are updated in the backward pass, so `step` and `zero_grad` have nothing to do; they are here so that schedulers
-    and training loops find what they expect.
+    def __init__(self, optimizer: Optimizer, group: dict[str, Any]) -> None:
+        self._optimizer = optimizer
+        self._group = group
+        self._checked: dict[str, Any] = dict(optimizer.hyper())
+
+    def __getitem__(self, name: str) -> Any:
+        given = self._group[name]
+        if isinstance(given, Tensor):
+            given = given.item()
+        if given != self._checked[name]:
+            replace(self._optimizer, **{name: given})  # raises ConfigError
+            self._checked[name] = given
+        return given
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checked)
+
+    def __len__(self) -> int:
+        return len(self._checked)
+
+
+class TableOptimizer(torch.optim.Optimizer):
+    """One param group for each table that has settings to change while training, with the table's name.
+
+    Rows are updated in the backward pass, so `step` and `zero_grad` have nothing to do; they are here so that
+    schedulers and training loops find what they expect.
     """
 
+    # Schedulers warn where no `step` came before theirs, but the backward pass is ours.
+    _opt_called = True
+
     def __init__(self, group: Group) -> None:
-        self._tables = [table for table in group.tables if table.config.optimizer is not None]
+        self._tables = [table for table in group.tables if table.optimizer_hyper]
         groups = [
             # torch wants a parameter in every group; the rows are not one.
-            {"params": [torch.nn.Parameter(torch.empty(0))], "name": table.config.name, **table.optimizer_hyper}
+            {"params": [torch.nn.Parameter(torch.empty(0, device="cpu"))], "name": table.config.name, **table.optimizer_hyper}
             for table in self._tables
         ]
-        super().__init__(groups, {})
+        # Some schedulers ask the defaults whether there are betas or a momentum to change.
+        shared = set.intersection(*(set(table.optimizer_hyper) for table in self._tables))
+        super().__init__(groups, {name: groups[0][name] for name in shared})
         self._share()
 
     def _share(self) -> None:
         for table, group in zip(self._tables, self.param_groups, strict=True):
-            table.optimizer_hyper = group
+            assert table.config.optimizer is not None
+            table.optimizer_hyper = _Settings(table.config.optimizer, group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take settings over, as of `state_dict()`; rows and their state are the module's."""
+        given = {group.get("name"): set(group) for group in state_dict["param_groups"]}
+        wanted = {table.config.name: set(table.optimizer_hyper) for table in self._tables}
+        if list(given) != list(wanted) or any(not wanted[name] <= given[name] for name in wanted):
+            raise StateDictError(
+                f"[bags.optimizer] wanted settings of the tables {_shown(wanted)}, in this order; got {_shown(given)}."
+            )
         super().load_state_dict(state_dict)
         self._share()
 
@@ -42,3 +82,5 @@ class TableOptimizer(torch.optim.Optimizer):
         """Nothing: rows keep no gradient."""
 
 
+def _shown(groups: Mapping[Any, set[str]]) -> str:
+    return ", ".join(f"{name!r} ({', '.join(sorted(names - {'params', 'name'}))})" for name, names in groups.items())

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import torch
 
 from shoal.config import Table
-from shoal.errors import ConfigError
-from shoal.modules.bags import _output_names
+from shoal.config.checked import checked_arguments
 from shoal.modules.collection import Collection, features_of
 from shoal.modules.jagged import JaggedTensor
 from shoal.modules.lookup import EachLookup
 from shoal.table import ops
 
 
+@checked_arguments
 class EmbeddingCollection(Collection):
     """Tables that grow with the ids they see; KeyedJaggedTensor in, a JaggedTensor of rows for each feature out.
 
@@ -22,11 +22,13 @@ class EmbeddingCollection(Collection):
     """
 
     _state_name: ClassVar[str] = "embeddings"
+    _poolings: ClassVar[tuple[str, ...]] = ("none",)
+    _other: ClassVar[str] = "EmbeddingBagCollection"
 
     def __init__(
         self,
         tables: Sequence[Table],
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
         need_indices: bool = False,
         *,
         seed: int = 0,
@@ -34,16 +36,8 @@ class EmbeddingCollection(Collection):
         output_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(tables, device=device, seed=seed, name=name, output_dtype=output_dtype)
-        for config in self._configs:
-            if config.pooling != "none":
-                raise ConfigError(
-                    f"[{type(self).__name__}] table {config.name!r} must have pooling='none'; got {config.pooling!r}. "
-                    f"Pooled tables are EmbeddingBagCollection's."
-                )
         self._need_indices = need_indices
-        self._names = _output_names(self._configs)
         self._sources = [name for config in self._configs for name in config.feature_names]
-        self._dims = [config.dim for config in self._configs for _ in config.features]
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """The row of every key."""

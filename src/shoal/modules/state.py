@@ -11,61 +11,90 @@ from shoal.errors import StateDictError
 from shoal.table.snapshot import TableContent
 
 
+def state_names(config: Table, prefix: str) -> list[str]:
+    """Every entry of a table: weight [n, dim], weight_id [n, 1], the optimizer's columns, score [n] and step."""
+    columns = [f"state.{column.name}" for column in config.columns]
+    return [prefix + name for name in ("weight", "weight_id", *columns, "score", "step")]
+
+
 def save_content(content: TableContent, prefix: str, destination: dict[str, Any]) -> None:
-    """weight [n, dim], weight_id [n, 1], the optimizer's columns, score and step."""
+    """Put a table's entries into a state dict."""
     destination[prefix + "weight"] = content.weights
     destination[prefix + "weight_id"] = content.keys[:, None]
     for name, values in content.state.items():
         destination[f"{prefix}state.{name}"] = values
     destination[prefix + "score"] = content.scores
-    destination[prefix + "step"] = torch.tensor(content.step)
+    destination[prefix + "step"] = torch.tensor(content.step, device="cpu")
 
 
-def load_content(
-    config: Table, prefix: str, state_dict: Mapping[str, Any], missing: list[str]
-) -> TableContent | None:
-    """A table's content, or None where it has none. Names what is missing; raises StateDictError for what is wrong."""
+def load_content(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> TableContent | None:
+    """A table's content, or None without its keys and weights; what else is missing is as at birth.
+
+    Raises StateDictError for what is wrong.
+    """
     if prefix + "weight_id" not in state_dict or prefix + "weight" not in state_dict:
-        missing += [prefix + name for name in ("weight", "weight_id") if prefix + name not in state_dict]
         return None
-    keys = _tensor(prefix + "weight_id", state_dict, torch.int64, None)
-    n = keys.shape[0]
-    keys = keys.reshape(-1)
-    if keys.numel() != n:
-        raise StateDictError(f"[{prefix}weight_id] must be [n, 1] or [n]; got {tuple(state_dict[prefix + 'weight_id'].shape)}.")
-    if torch.unique(keys).numel() != n:
-        raise StateDictError(f"[{prefix}weight_id] keys must differ; got {n - torch.unique(keys).numel()} repeated ones.")
-    weights = _tensor(prefix + "weight", state_dict, getattr(torch, config.dtype), (n, config.dim))
-    if not torch.isfinite(weights).all():
-        raise StateDictError(f"[{prefix}weight] rows must be finite; got NaN or infinity.")
-    state = {}
-    for column in config.columns:
-        name = f"{prefix}state.{column.name}"
-        if name in state_dict:
-            state[column.name] = _tensor(name, state_dict, torch.float32, (n, column.width))
-        else:
-            missing.append(name)
-    scores, step = torch.zeros(n, dtype=torch.float64), torch.tensor(0)
-    if prefix + "score" in state_dict:
-        scores = _tensor(prefix + "score", state_dict, torch.float64, (n,))
-    else:
-        missing.append(prefix + "score")
-    if prefix + "step" in state_dict:
-        step = _tensor(prefix + "step", state_dict, torch.int64, ())
-    else:
-        missing.append(prefix + "step")
-    if int(step) < 0:
-        raise StateDictError(f"[{prefix}step] must not be negative; got {int(step)}.")
-    return TableContent(keys.contiguous(), weights, state, scores, int(step))
+    entries = _Entries(prefix, state_dict)
+    keys = entries.keys()
+    n = len(keys)
+    weights = entries.floats("weight", getattr(torch, config.dtype), (n, config.dim))
+    assert weights is not None
+    state = {
+        column.name: entries.floats(f"state.{column.name}", torch.float32, (n, column.width))
+        for column in config.columns
+    }
+    scores = entries.floats("score", torch.float64, (n,))
+    step = entries.step()
+    return TableContent(
+        keys,
+        weights,
+        {name: values for name, values in state.items() if values is not None},
+        torch.full((n,), float(step), dtype=torch.float64, device="cpu") if scores is None else scores,
+        step,
+    )
 
 
-def _tensor(
-    name: str, state_dict: Mapping[str, Any], dtype: torch.dtype, shape: tuple[int, ...] | None
-) -> Tensor:
-    value = state_dict[name]
-    if not isinstance(value, Tensor):
-        raise StateDictError(f"[{name}] must be a tensor; got {type(value).__name__}.")
-    if value.dtype != dtype or (shape is not None and value.shape != shape) or (shape is None and value.dim() == 0):
-        wanted = f"{dtype} {shape}" if shape is not None else f"{dtype}"
-        raise StateDictError(f"[{name}] must be {wanted}; got {value.dtype} {tuple(value.shape)}.")
-    return value.detach().to("cpu").contiguous()
+class _Entries:
+    """One table's entries, checked as they are read."""
+
+    def __init__(self, prefix: str, state_dict: Mapping[str, Any]) -> None:
+        self._prefix = prefix
+        self._state_dict = state_dict
+
+    def keys(self) -> Tensor:
+        keys = self._tensor("weight_id", torch.int64)
+        if keys.dim() not in (1, 2) or keys.shape[1:] not in ((), (1,)):
+            raise self._wrong("weight_id", "must be [n, 1] or [n]", f"{tuple(keys.shape)}")
+        repeated = keys.numel() - torch.unique(keys).numel()
+        if repeated:
+            raise self._wrong("weight_id", "must hold each key once", f"{repeated} repeated ones")
+        return keys.reshape(-1)
+
+    def floats(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+        if self._prefix + name not in self._state_dict:
+            return None
+        values = self._tensor(name, dtype)
+        if values.shape != shape:
+            raise self._wrong(name, f"must have the shape {shape}", f"{tuple(values.shape)}")
+        if not torch.isfinite(values).all():
+            raise self._wrong(name, "must be finite", "NaN or infinity")
+        return values
+
+    def step(self) -> int:
+        if self._prefix + "step" not in self._state_dict:
+            return 0
+        step = self._tensor("step", torch.int64)
+        if step.numel() != 1 or int(step) < 0:
+            raise self._wrong("step", "must be one number that is not negative", f"{step.tolist()}")
+        return int(step)
+
+    def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
+        given = self._state_dict[self._prefix + name]
+        if not isinstance(given, Tensor):
+            raise self._wrong(name, "must be a tensor", type(given).__name__)
+        if given.dtype != dtype:
+            raise self._wrong(name, f"must be {dtype}", f"{given.dtype}")
+        return given.detach().to("cpu").contiguous()
+
+    def _wrong(self, name: str, wanted: str, got: str) -> StateDictError:
+        return StateDictError(f"[{self._prefix}{name}] {wanted}; got {got}. Nothing of this collection was loaded.")

@@ -27,7 +27,7 @@ class DramStorage:
             self._at[column.name] = width
             width += column.width
         self.first_state = torch.tensor(
-            [column.initial for column in columns for _ in range(column.width)], dtype=torch.float32
+            [column.initial for column in columns for _ in range(column.width)], dtype=torch.float32, device="cpu"
         )
         self._native = _native.DramStore(dim, _DTYPES[dtype], width)
 
@@ -51,7 +51,7 @@ class DramStorage:
 
     def take(self, n: int) -> Tensor:
         """The n lowest free slots, after `reserve(n)`. Their rows hold whatever was there."""
-        slots = torch.empty(n, dtype=torch.int32)
+        slots = torch.empty(n, dtype=torch.int32, device="cpu")
         self._native.take(slots)
         return slots
 
@@ -61,7 +61,7 @@ class DramStorage:
 
     def read(self, slots: Tensor, missing: _native.Init, keys: Tensor) -> Tensor:
         """Weights as float32 [n, dim]; a key whose slot is -1 reads as `missing` makes it."""
-        out = torch.empty(len(slots), self.dim)
+        out = torch.empty(len(slots), self.dim, dtype=torch.float32, device="cpu")
         _native.read_weights(self.rows, missing, keys, slots, out, get_num_threads())
         return out
 
@@ -71,8 +71,9 @@ class DramStorage:
 
     def read_state(self, column: Column, slots: Tensor) -> Tensor:
         """A state column, [n, width]; -1 reads as a row is born."""
-        out = torch.empty(len(slots), column.width)
-        _native.read_state(self.rows, slots, self._at[column.name], torch.full((column.width,), column.initial), out)
+        out = torch.empty(len(slots), column.width, dtype=torch.float32, device="cpu")
+        first = torch.full((column.width,), column.initial, dtype=torch.float32, device="cpu")
+        _native.read_state(self.rows, slots, self._at[column.name], first, out)
         return out
 
     def write_state(self, column: Column, slots: Tensor, values: Tensor) -> None:
@@ -81,7 +82,7 @@ class DramStorage:
 
     def read_scores(self, slots: Tensor) -> Tensor:
         """Scores, float64 [n]; -1 reads as NaN."""
-        out = torch.empty(len(slots), dtype=torch.float64)
+        out = torch.empty(len(slots), dtype=torch.float64, device="cpu")
         _native.read_scores(self.rows, slots, out)
         return out
 

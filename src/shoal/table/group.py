@@ -144,7 +144,7 @@ class Group:
 
     def _lookup(self, batch: Batch, keep: bool, read: Callable[[Batch], Out]) -> tuple[Out, Tensor]:
         trains = batch.training and bool(batch.plan.trained)
-        with self.writing() if trains else self.reading():
+        with self.writing() if trains or keep else self.reading():  # leases begin one after the other
             lacking = find([self._range(batch, part) for part in batch.plan.parts], batch.values, batch.slots)
             if trains:
                 if any(lacking):
@@ -174,7 +174,7 @@ class Group:
         values, offsets = values.contiguous(), offsets.contiguous()
         if weights is not None:
             weights = weights.detach().to(torch.float32).contiguous()
-        slots = torch.empty(values.numel(), dtype=torch.int32)
+        slots = torch.empty(values.numel(), dtype=torch.int32, device="cpu")
         bags = _native.Bags(values, offsets, size, slots, weights)
         bags.check(len(names))
         bounds = offsets[::size].tolist() if size else [0] * (len(names) + 1)
@@ -256,7 +256,7 @@ class Group:
             batch = self._leases.of(lease)
             batch.bags.check(len(batch.plan.names))  # whoever made the tensors may have reused them since
             rows = [self._gradient(grad) for grad in grads]
-            result = torch.empty(0)
+            result = torch.empty(0, dtype=torch.float32, device="cpu")
             if weight_gradient:
                 plan = batch.plan
                 result = weight_gradients(

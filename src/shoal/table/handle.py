@@ -68,7 +68,7 @@ class TableHandle:
             return self._table.storage.read_scores(self._table.find(wanted))
 
     def assign(self, keys: Tensor | Sequence[int], rows: Tensor) -> None:
-        """Set the weights of keys, and give those without a row one. Optimizer state stays; of duplicates the last wins."""
+        """Set the weights of keys; those without a row get one. Optimizer state stays; of duplicates the last wins."""
         wanted = self._keys("assign", keys)
         weights = self._rows("assign", rows, len(wanted))
         with self._group.writing():
@@ -94,7 +94,8 @@ class TableHandle:
         where = f"table {self.name!r}.{where}"
         if not isinstance(keys, Tensor):
             try:
-                keys = torch.tensor(keys, dtype=torch.int64)
+                # Asked for integers, torch would cut floats down to them; only of nothing it makes floats.
+                keys = torch.tensor(keys, dtype=None if len(keys) else torch.int64, device="cpu")
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise InputError(f"[{where}] keys must be int64s; got {keys!r} ({error}).") from None
         if keys.dtype not in (torch.int32, torch.int64) or keys.dim() != 1:
@@ -115,6 +116,7 @@ class TableHandle:
         if rows.device.type != "cpu":
             raise DeviceError(f"[{where}] the table is on cpu; the rows are on {rows.device}. Move them to cpu.")
         rows = rows.detach().to(torch.float32).contiguous()
-        if not torch.isfinite(rows).all():
-            raise InputError(f"[{where}] rows must be finite; got NaN or infinity. Nothing was written.")
+        dtype = self._table.config.dtype
+        if not torch.isfinite(rows.to(getattr(torch, dtype))).all():
+            raise InputError(f"[{where}] rows must be finite in {dtype}; got NaN or infinity. Nothing was written.")
         return rows

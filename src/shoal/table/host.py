@@ -176,4 +176,4 @@ class HostTable:
     def all_keys(self) -> Tensor:
         """Every key, in ascending order."""
         chunks = [entries.keys for entries in self.index.export()]
-        return torch.cat(chunks).sort().values if chunks else torch.empty(0, dtype=torch.int64)
+        return torch.cat(chunks).sort().values if chunks else torch.empty(0, dtype=torch.int64, device="cpu")

@@ -57,7 +57,7 @@ class Leases:
     @staticmethod
     def none() -> Tensor:
         """What a lookup returns that keeps nothing."""
-        return torch.zeros(1, dtype=torch.int64)
+        return torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def of(self, lease: Tensor) -> Batch:
         """The batch behind a lease that no backward was applied to."""

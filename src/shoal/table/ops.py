@@ -52,7 +52,7 @@ def _fake_lookup(
     keep: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    bags = (offsets.numel() - 1) // len(names)
+    bags = (offsets.numel() - 1) // max(len(names), 1)
     return values.new_empty((bags, columns), dtype=dtype), token.new_empty((1,), dtype=torch.int64)
 
 
@@ -100,7 +100,8 @@ for _name, _real, _fake in (
     ("lookup_each", _lookup_each, _fake_lookup_each),
     ("update", _update, _fake_update),
 ):
-    _library.impl(_name, _real, "CPU")
+    # For tensors of every device: the group knows what to say about those that are not where its rows are.
+    _library.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"shoal::{_name}", _fake, lib=_library)
 
 lookup = torch.ops.shoal.lookup.default

@@ -8,15 +8,16 @@ from torch import Tensor
 
 from shoal.config import Table
 from shoal.table.group import Group
+from shoal.table.host import HostTable
 
 
 @dataclass(frozen=True)
 class TableContent:
-    """All that a table remembers: rows in ascending order of keys."""
+    """All that a table remembers: rows, in ascending order of keys where `take` made it."""
 
     keys: Tensor  # int64 [n]
     weights: Tensor  # [n, dim] in the table's dtype
-    state: Mapping[str, Tensor]  # float32 [n, width] by column
+    state: Mapping[str, Tensor]  # float32 [n, width] by column; one that is not there is as at birth
     scores: Tensor  # float64 [n]
     step: int
 
@@ -42,14 +43,24 @@ def take(group: Group, number: int) -> TableContent:
 
 
 def put(group: Group, contents: Mapping[int, TableContent]) -> None:
-    """Replace the rows of tables. Call while writing. REQUIRES: the contents fit the tables' configs."""
+    """Replace the rows of tables; if there is no room for all, none changes. Call while writing.
+
+    REQUIRES: the contents fit the tables' configs.
+    """
+    filled = {number: _filled(group.tables[number].config, group.seed, content) for number, content in contents.items()}
     group.clear(list(contents))
-    for number, content in contents.items():
+    for number, made in filled.items():
         table = group.tables[number]
-        slots = table.upsert(content.keys)
-        table.storage.write(slots, content.weights.to(torch.float32))
-        for column in table.config.columns:
-            if column.name in content.state:
-                table.storage.write_state(column, slots, content.state[column.name])
-        table.storage.write_scores(slots, content.scores)
-        table.step = content.step
+        table.index, table.storage, table.step = made.index, made.storage, made.step
+
+
+def _filled(config: Table, seed: int, content: TableContent) -> HostTable:
+    table = HostTable(config, seed)
+    slots = table.upsert(content.keys)
+    table.storage.write(slots, content.weights.to(torch.float32))
+    for column in config.columns:
+        if column.name in content.state:
+            table.storage.write_state(column, slots, content.state[column.name])
+    table.storage.write_scores(slots, content.scores)
+    table.step = content.step
+    return table

@@ -19,7 +19,7 @@ _KEPT_FROM_BYTES = 1 << 20
 
 def _output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     if rows * columns * dtype.itemsize < _KEPT_FROM_BYTES:
-        return torch.empty(rows, columns, dtype=dtype)
+        return torch.empty(rows, columns, dtype=dtype, device="cpu")
     kept: Tensor = _native.output(rows, columns, _DTYPES[dtype])
     return kept
 

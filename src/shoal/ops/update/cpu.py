@@ -60,6 +60,6 @@ def weight_gradients(
     keys: int,
 ) -> Tensor:
     """The gradient of every per-sample weight, from the rows as they are now."""
-    out = torch.zeros(keys)
+    out = torch.zeros(keys, dtype=torch.float32, device="cpu")
     _native.weight_gradients(rows, features, grads, missing, bags, out, get_num_threads())
     return out

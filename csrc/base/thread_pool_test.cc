@@ -1,0 +1,147 @@
+#include "base/thread_pool.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "base/check.h"
+
+namespace shoal {
+namespace {
+
+// Runs the tasks and checks that each ran once, before run() returned. The counters are plain: the pool must order them.
+void check_run(int64_t tasks, int threads) {
+  std::vector<int> times(static_cast<size_t>(tasks), 0);
+  ThreadPool::instance().run(tasks, threads, [&](int64_t task) { ++times[static_cast<size_t>(task)]; });
+  for (int64_t task = 0; task < tasks; ++task)
+    CHECK(times[static_cast<size_t>(task)] == 1, task, tasks, threads, times[static_cast<size_t>(task)]);
+}
+
+void every_task_runs_exactly_once() {
+  for (int threads : {1, 2, 3, 7, 16})
+    for (int64_t tasks : {1, 2, 3, 15, 16, 17, 1000, 100000}) check_run(tasks, threads);
+}
+
+void no_tasks_call_nothing() {
+  for (int64_t tasks : {int64_t{0}, int64_t{-1}})
+    ThreadPool::instance().run(tasks, 4, [](int64_t task) { CHECK(false, task); });
+}
+
+void many_short_runs() {
+  for (int i = 0; i < 20000; ++i) check_run(1 + i % 5, 1 + i % 4);
+}
+
+void no_more_threads_than_asked_for() {
+  check_run(1000, 8);  // the pool has seven workers from now on
+  for (int threads : {1, 2, 3}) {
+    std::mutex mutex;
+    std::set<std::thread::id> ran;
+    ThreadPool::instance().run(200, threads, [&](int64_t) {
+      std::lock_guard lock(mutex);
+      ran.insert(std::this_thread::get_id());
+    });
+    CHECK(!ran.empty() && static_cast<int>(ran.size()) <= threads, ran.size(), threads);
+  }
+}
+
+void one_thread_is_the_callers_and_goes_in_order() {
+  std::vector<int64_t> order;
+  std::thread::id caller = std::this_thread::get_id();
+  ThreadPool::instance().run(100, 1, [&](int64_t task) {
+    CHECK(std::this_thread::get_id() == caller);
+    order.push_back(task);
+  });
+  for (int64_t i = 0; i < 100; ++i) CHECK(order[static_cast<size_t>(i)] == i, i);
+}
+
+void helpers_help() {
+  // Each of two tasks waits for the other to start: one thread alone would never end.
+  std::atomic<int> started{0};
+  ThreadPool::instance().run(2, 2, [&](int64_t) {
+    ++started;
+    while (started.load() < 2) std::this_thread::yield();
+  });
+  CHECK(started.load() == 2);
+}
+
+void callers_do_not_disturb_each_other() {
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 4; ++c)
+    callers.emplace_back([c] {
+      for (int i = 0; i < 2000; ++i) check_run(1 + (i + c) % 50, 1 + (i + c) % 4);
+    });
+  for (std::thread& caller : callers) caller.join();
+}
+
+void a_task_may_call_the_pool() {
+  constexpr int64_t kOuter = 50, kInner = 40;
+  std::vector<int> times(kOuter * kInner, 0);
+  ThreadPool::instance().run(kOuter, 3, [&](int64_t outer) {
+    ThreadPool::instance().run(kInner, 3, [&](int64_t inner) { ++times[static_cast<size_t>(outer * kInner + inner)]; });
+  });
+  for (int n : times) CHECK(n == 1, n);
+}
+
+void a_forked_child_has_a_pool_of_its_own() {
+  check_run(100, 4);
+  for (int generation = 0; generation < 3; ++generation) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      check_run(1000, 4);
+      helpers_help();
+      // So has a child of the child.
+      pid_t grandchild = fork();
+      if (grandchild == 0) {
+        check_run(1000, 3);
+        std::_Exit(0);
+      }
+      int status = 0;
+      CHECK(waitpid(grandchild, &status, 0) == grandchild && status == 0, status);
+      std::_Exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0, status);
+    check_run(1000, 4);
+  }
+}
+
+void a_child_forked_beside_a_busy_pool_works() {
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop.load()) ThreadPool::instance().run(64, 3, [](int64_t) { std::this_thread::yield(); });
+  });
+  for (int i = 0; i < 10; ++i) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      check_run(1000, 3);
+      std::_Exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0, status);
+  }
+  stop.store(true);
+  busy.join();
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main() {
+#if !defined(__SANITIZE_THREAD__)  // it does not follow threads that a forked child starts
+  shoal::a_forked_child_has_a_pool_of_its_own();
+#endif
+  shoal::every_task_runs_exactly_once();
+  shoal::no_tasks_call_nothing();
+  shoal::many_short_runs();
+  shoal::no_more_threads_than_asked_for();
+  shoal::one_thread_is_the_callers_and_goes_in_order();
+  shoal::helpers_help();
+  shoal::callers_do_not_disturb_each_other();
+  shoal::a_task_may_call_the_pool();
+#if !defined(__SANITIZE_THREAD__)
+  shoal::a_child_forked_beside_a_busy_pool_works();
+#endif
+}

@@ -1,0 +1,113 @@
+#include "index/batch.h"
+
+#include <unordered_map>
+
+#include "base/check.h"
+
+namespace shoal {
+namespace {
+
+// An index that holds keys [0, n), each at slot key + 7.
+void fill(Index& index, int64_t n) {
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> slots;
+  for (int64_t key = 0; key < n; ++key) {
+    keys.push_back(key);
+    slots.push_back(static_cast<uint32_t>(key + 7));
+  }
+  CHECK(index.reserve(n).ok() && index.insert(keys.data(), slots.data(), n).ok());
+}
+
+void finds_ranges_of_several_indexes() {
+  Index empty, small, large;
+  fill(small, 10);
+  fill(large, 50000);
+  Random random(1);
+  constexpr int64_t kKeys = 60000;
+  const std::vector<KeyRange> ranges = {{&large, 0, 30000},
+                                        {&empty, 30000, 40000},
+                                        {&small, 40000, 40000},
+                                        {&small, 40001, 50000},
+                                        {&large, 50000, kKeys}};
+  std::vector<int64_t> wide;
+  std::vector<int32_t> narrow;
+  for (int64_t i = 0; i < kKeys; ++i) {
+    wide.push_back(random.below(100000) - 20000);
+    narrow.push_back(static_cast<int32_t>(wide.back()));
+  }
+  constexpr uint32_t kUntouched = 123456789;
+  for (const std::string& isa : available_isas())
+    for (int threads : {1, 2, 5})
+      for (bool is_narrow : {false, true}) {
+        CHECK(set_isa(isa));
+        Keys keys{is_narrow ? static_cast<const void*>(narrow.data()) : wide.data(), is_narrow};
+        std::vector<uint32_t> slots(kKeys, kUntouched);
+        std::vector<int64_t> missing(ranges.size(), -1);
+        find(ranges, keys, slots.data(), missing.data(), threads);
+        CHECK(slots[40000] == kUntouched);  // of no range
+        for (size_t r = 0; r < ranges.size(); ++r) {
+          int64_t lost = 0;
+          for (int64_t i = ranges[r].begin; i < ranges[r].end; ++i) {
+            uint32_t wanted = ranges[r].index->find(keys[i]);
+            CHECK(slots[static_cast<size_t>(i)] == wanted, isa, threads, i);
+            lost += wanted == kNoSlot;
+          }
+          CHECK(missing[r] == lost, isa, threads, r, missing[r], lost);
+        }
+      }
+}
+
+void no_ranges_find_nothing() {
+  find({}, {nullptr, false}, nullptr, nullptr, 2);
+  Missing missing = collect_missing({}, {nullptr, false}, nullptr);
+  CHECK(missing.keys.empty() && missing.positions.empty());
+}
+
+void missing_keys_come_once_in_order_of_appearance() {
+  Random random(2);
+  for (int64_t distinct : {1, 5, 3000}) {
+    std::vector<int64_t> keys;
+    std::vector<uint32_t> slots;
+    for (int i = 0; i < 9000; ++i) {
+      int64_t key = random.below(distinct) * 0x100000001LL - 5;  // as one with its low half alike
+      keys.push_back(key);
+      slots.push_back(key % 3 == 0 ? 1 : kNoSlot);
+    }
+    const std::vector<KeyRange> ranges = {{nullptr, 100, 4000}, {nullptr, 4000, 4000}, {nullptr, 5000, 9000}};
+    Missing missing = collect_missing(ranges, {keys.data(), false}, slots.data());
+    std::vector<int64_t> wanted;
+    std::unordered_map<int64_t, uint32_t> number;
+    size_t at = 0;
+    for (const KeyRange& range : ranges)
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        int64_t key = keys[static_cast<size_t>(i)];
+        if (slots[static_cast<size_t>(i)] != kNoSlot) continue;
+        if (number.emplace(key, wanted.size()).second) wanted.push_back(key);
+        CHECK(missing.positions[at] == i && missing.which[at] == number[key], i, at);
+        ++at;
+      }
+    CHECK(missing.keys == wanted && missing.positions.size() == at, distinct);
+
+    std::vector<uint32_t> given, before = slots;
+    for (size_t i = 0; i < wanted.size(); ++i) given.push_back(static_cast<uint32_t>(1000 + i));
+    missing.fill(given.data(), slots.data());
+    size_t filled = 0;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (filled < at && missing.positions[filled] == static_cast<int64_t>(i)) {
+        CHECK(slots[i] == 1000 + number[keys[i]], i);
+        ++filled;
+      } else {
+        CHECK(slots[i] == before[i], i);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main() {
+  shoal::finds_ranges_of_several_indexes();
+  shoal::no_ranges_find_nothing();
+  shoal::missing_keys_come_once_in_order_of_appearance();
+}

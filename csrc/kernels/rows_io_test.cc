@@ -1,0 +1,118 @@
+#include "kernels/rows_io.h"
+
+#include <cmath>
+#include <vector>
+
+#include "base/check.h"
+#include "store/dram.h"
+
+namespace shoal {
+namespace {
+
+// A store with some rows, born as zeros with state 0, 1, 2 and score 5, and no flags.
+struct Table {
+  DramStore store;
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> slots;
+
+  Table(int32_t dim, Dtype dtype, int64_t n) : store(dim, dtype, 3), slots(static_cast<size_t>(n)) {
+    CHECK(store.reserve(n).ok());
+    store.take(slots.data(), n);
+    for (int64_t i = 0; i < n; ++i) keys.push_back(100 * i - 7);
+    const float state[3] = {0.0f, 1.0f, 2.0f};
+    birth(store.rows(), {}, state, 5.0, keys.data(), slots.data(), n, 1);
+    for (uint32_t slot : slots) flags(slot) = 0;
+  }
+  const Rows& rows() const { return store.rows(); }
+  uint32_t& flags(uint32_t slot) const { return rows().flags(rows().tail(slot)); }
+};
+
+void what_is_written_is_read() {
+  Random random(1);
+  for (int32_t dim : {1, 3, 15, 16, 17, 64, 100, 129})
+    for (Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16})
+      for (const std::string& isa : available_isas()) {
+        CHECK(set_isa(isa), isa);
+        constexpr size_t kRows = 2500;
+        Table table(dim, dtype, kRows);
+        size_t width = static_cast<size_t>(dim);
+        std::vector<float> in(kRows * width), out(kRows * width), alone(width);
+        for (float& x : in) x = static_cast<float>(random.below(256)) / 64.0f;  // exact in every dtype
+        write_weights(table.rows(), table.slots.data(), kRows, in.data());
+        for (int threads : {1, 3}) {
+          std::fill(out.begin(), out.end(), NAN);
+          read_weights(table.rows(), {}, table.keys.data(), table.slots.data(), kRows, out.data(), threads);
+          CHECK(in == out, dim, isa, threads);
+        }
+        CHECK(table.flags(table.slots[3]) == (kChanged | kDirty), table.flags(table.slots[3]));
+        // A slot that comes twice keeps the last.
+        uint32_t twice[2] = {table.slots[8], table.slots[8]};
+        write_weights(table.rows(), twice, 2, in.data());
+        read_weights(table.rows(), {}, &table.keys[8], &table.slots[8], 1, alone.data(), 1);
+        CHECK(std::equal(alone.begin(), alone.end(), in.begin() + dim), dim, isa);
+      }
+}
+
+void missing_rows_read_as_they_are_told() {
+  Table table(5, Dtype::f32, 10);
+  std::vector<uint32_t> slots = table.slots;
+  slots[4] = slots[9] = kNoSlot;
+  std::vector<float> out(50, NAN);
+  Init ones{InitKind::constant, 1.0f, 0.0f, 0};
+  read_weights(table.rows(), ones, table.keys.data(), slots.data(), 10, out.data(), 1);
+  for (size_t i = 0; i < 50; ++i) CHECK(out[i] == (i / 5 == 4 || i / 5 == 9 ? 1.0f : 0.0f), i, out[i]);
+}
+
+void columns_of_the_state() {
+  Table table(4, Dtype::bf16, 6);
+  const float in[4] = {7.0f, 8.0f, 9.0f, 10.0f}, missing[2] = {-1.0f, -2.0f};
+  uint32_t some[2] = {table.slots[5], table.slots[0]};
+  write_state(table.rows(), some, 2, 1, 2, in);
+  CHECK(table.flags(table.slots[0]) == (kChanged | kDirty) && table.flags(table.slots[1]) == 0);
+  uint32_t asked[4] = {table.slots[0], kNoSlot, table.slots[5], table.slots[2]};
+  float out[8];
+  read_state(table.rows(), asked, 4, 1, 2, missing, out);
+  const float wanted[8] = {9.0f, 10.0f, -1.0f, -2.0f, 7.0f, 8.0f, 1.0f, 2.0f};
+  for (int i = 0; i < 8; ++i) CHECK(out[i] == wanted[i], i, out[i], wanted[i]);
+  read_state(table.rows(), asked, 1, 0, 1, missing, out);
+  CHECK(out[0] == 0.0f, out[0]);
+}
+
+void scores() {
+  Table table(4, Dtype::f32, 4);
+  const double in[2] = {-1.5, 1e300};
+  write_scores(table.rows(), table.slots.data() + 1, 2, in);
+  uint32_t asked[4] = {table.slots[0], table.slots[1], table.slots[2], kNoSlot};
+  double out[4];
+  read_scores(table.rows(), asked, 4, out);
+  CHECK(out[0] == 5.0 && out[1] == -1.5 && out[2] == 1e300 && std::isnan(out[3]));
+  CHECK(table.flags(table.slots[0]) == 0 && table.flags(table.slots[1]) == (kChanged | kDirty));
+}
+
+void a_touch_only_raises_scores_of_rows_that_are_there() {
+  Table table(4, Dtype::f32, 5);
+  const double before[4] = {5.0, 6.0, 7.0, 5.0};
+  write_scores(table.rows(), table.slots.data(), 4, before);
+  for (uint32_t slot : table.slots) table.flags(slot) = 0;
+  uint32_t erased = table.slots[3];
+  set_flags(table.rows(), &erased, 1, kErased);
+  uint32_t used[6] = {table.slots[0], kNoSlot, table.slots[1], table.slots[2], table.slots[3], table.slots[0]};
+  touch(table.rows(), used, 6, 6.0);
+  double out[5];
+  read_scores(table.rows(), table.slots.data(), 5, out);
+  CHECK(out[0] == 6.0 && out[1] == 6.0 && out[2] == 7.0 && out[3] == 5.0 && out[4] == 5.0);
+  // Only where the score changed did the row.
+  CHECK(table.flags(table.slots[0]) == (kChanged | kDirty) && table.flags(table.slots[1]) == 0);
+  CHECK(table.flags(table.slots[2]) == 0 && table.flags(table.slots[3]) == kErased && table.flags(table.slots[4]) == 0);
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main() {
+  shoal::what_is_written_is_read();
+  shoal::missing_rows_read_as_they_are_told();
+  shoal::columns_of_the_state();
+  shoal::scores();
+  shoal::a_touch_only_raises_scores_of_rows_that_are_there();
+}

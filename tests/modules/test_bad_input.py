@@ -1,0 +1,196 @@
+"""Bad settings and bad batches: an error of shoal.errors that says what is wrong, and nothing changed."""
+
+import pytest
+import torch
+from batches import assert_unchanged, kjt, memory, random_kjt, train_step
+
+import shoal
+from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError
+from shoal.table import ops
+
+
+def trained(training=True):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4), shoal.Table("b", 3)])
+    train_step(bags, random_kjt(["a", "b"]))
+    return bags.train(training)
+
+
+def trained_sequences(training=True):
+    sequences = shoal.EmbeddingCollection([shoal.Table(name, 4, pooling="none") for name in "ab"])
+    train_step(sequences, random_kjt(["a", "b"]))
+    return sequences.train(training)
+
+
+# ---- batches
+
+
+def by_lengths(*lengths, values=(1, 2, 3, 4)):
+    return shoal.KeyedJaggedTensor(["a", "b"], torch.tensor(values), lengths=torch.tensor(lengths, dtype=torch.int64))
+
+
+def by_offsets(*offsets, values=(1, 2, 3, 4), dtype=torch.int64):
+    return shoal.KeyedJaggedTensor(["a", "b"], torch.tensor(values), offsets=torch.tensor(offsets, dtype=dtype))
+
+
+BAD_BATCHES = {
+    "lengths sum to less": (by_lengths(1, 1, 1, 0), "sum to 3, and there are 4"),
+    "lengths sum to more": (by_lengths(1, 1, 1, 2), "sum to 5, and there are 4"),
+    "lengths sum to far more": (by_lengths(1, 1, 2**40, 1), "must sum|not decrease"),
+    "a negative length": (by_lengths(1, -1, 3, 1), "bag 1 of feature number 0"),
+    "a negative length at the end": (by_lengths(2, 2, 1, -1), "lengths not be negative"),
+    "lengths that overflow": (by_lengths(2**62, 2**62, 2**62, 2**62), "not be negative|must sum"),
+    "offsets that decrease": (by_offsets(0, 2, 1, 3, 4), "must not decrease"),
+    "offsets that end early": (by_offsets(0, 1, 2, 3, 3), "must sum"),
+    "offsets that begin late": (by_offsets(1, 2, 3, 4, 4), "begin at 0"),
+    "narrow offsets that decrease": (by_offsets(0, 2, 1, 3, 4, dtype=torch.int32), "must not decrease"),
+    "values without bags": (by_lengths(values=(1,)), "must sum"),
+}
+
+
+@pytest.mark.parametrize("make", [trained, trained_sequences], ids=["bags", "sequences"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("bad", BAD_BATCHES)
+def test_a_malformed_batch_is_refused(make, training, bad):
+    module = make(training)
+    before = memory(module)
+    batch, message = BAD_BATCHES[bad]
+    with pytest.raises(InputError, match=message):
+        module(batch)
+    assert_unchanged(module, before)
+    module(by_lengths(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("make", [trained, trained_sequences], ids=["bags", "sequences"])
+def test_a_batch_on_another_device_is_refused(make):
+    module = make()
+    before = memory(module)
+    with pytest.raises(DeviceError, match="the tables are on cpu; the batch's values are on meta"):
+        module(kjt({"a": [[1]], "b": [[2]]}).to("meta"))
+    assert_unchanged(module, before)
+
+
+@pytest.mark.parametrize("given", [None, torch.ones(3), {"a": [1]}, "a"], ids=["None", "tensor", "dict", "str"])
+def test_what_is_no_batch_is_refused(given):
+    for module in (trained(), trained_sequences()):
+        before = memory(module)
+        with pytest.raises(InputError, match="wanted a KeyedJaggedTensor"):
+            module(given)
+        assert_unchanged(module, before)
+
+
+def test_a_batch_without_features_is_refused():
+    with pytest.raises(NotFoundError, match="the batch has no features"):
+        trained()(shoal.KeyedJaggedTensor.empty())
+
+
+# Tensors that no KeyedJaggedTensor holds, but which a compiled program or another library may hand to the op.
+@pytest.mark.parametrize(
+    ("values", "offsets", "weights", "message"),
+    [
+        (torch.ones(2), torch.tensor([0, 1, 2]), None, "int32 or int64; got torch.float32"),
+        (torch.ones(2, dtype=torch.int16), torch.tensor([0, 1, 2]), None, "int32 or int64; got torch.int16"),
+        (torch.tensor([1, 2]), torch.tensor([0.0, 1.0, 2.0]), None, "int32 or int64"),
+        (torch.ones(2, 1, dtype=torch.int64), torch.tensor([0, 1, 2]), None, r"values must be \[n\]"),
+        (torch.tensor([1, 2]), torch.tensor([[0, 1, 2]]), None, "offsets"),
+        (torch.tensor([1, 2]), torch.empty(0, dtype=torch.int64), None, "offsets"),
+        (torch.tensor([1, 2]), torch.tensor([0, 2]), None, "2 features must have equally many bags"),
+        (torch.tensor([1, 2]), torch.tensor([0, 1, 2]), torch.ones(3), "one float for each of the 2 values"),
+        (torch.tensor([1, 2]), torch.tensor([0, 1, 2]), torch.ones(2, 2), "one float for each of the 2 values"),
+        (torch.tensor([1, 2]), torch.tensor([0, 1, 2]), torch.ones(2, dtype=torch.int64), "one float for each"),
+    ],
+)
+def test_malformed_tensors_are_refused(values, offsets, weights, message):
+    bags = trained()
+    before = memory(bags)
+    with pytest.raises(InputError, match=message):
+        ops.lookup(
+            bags._group.name, torch.zeros(1), ["a", "b"], values, offsets, weights, 7, True, False, torch.float32
+        )
+    assert_unchanged(bags, before)
+
+
+def test_weights_with_more_than_one_dimension_are_refused():
+    bags = trained()
+    before = memory(bags)
+    batch = shoal.KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), torch.ones(2, 3), lengths=torch.tensor([1, 1]))
+    with pytest.raises(InputError, match="one float for each"):
+        bags(batch)
+    assert_unchanged(bags, before)
+
+
+def test_offsets_that_were_overwritten_before_the_backward_are_refused():
+    bags = trained()
+    offsets = torch.tensor([0, 1, 2, 3, 4])
+    out = bags(shoal.KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), offsets=offsets)).values()
+    rows = bags.state_dict()
+    offsets[2] = 100
+    with pytest.raises(InputError, match="offsets"):
+        out.sum().backward()
+    assert all(torch.equal(value, rows[name]) for name, value in bags.state_dict().items())
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("kind", [shoal.EmbeddingBagCollection, shoal.EmbeddingCollection])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tables": []}, "non-empty list of Table"),
+        ({"tables": "a"}, "non-empty list of Table"),
+        ({"tables": None}, "non-empty list of Table"),
+        ({"tables": ["a"]}, "Table values; got 'a'"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"name": ""}, "name"),
+        ({"name": 3}, "name"),
+        ({"output_dtype": torch.float64}, "output_dtype"),
+        ({"output_dtype": "float32"}, "output_dtype"),
+        ({"device": "nowhere"}, "device must be"),
+        ({"device": 1.5}, "device must be"),
+        ({"lr": 0.1}, "unknown 'lr'"),
+        ({"sede": 1}, "Did you mean 'seed'"),
+    ],
+)
+def test_a_bad_setting_is_refused(kind, settings, message):
+    pooling = "none" if kind is shoal.EmbeddingCollection else "sum"
+    with pytest.raises(ConfigError, match=message):
+        kind(**{"tables": [shoal.Table("a", 4, pooling=pooling)], **settings})
+
+
+def test_missing_tables_are_refused():
+    with pytest.raises(ConfigError, match="missing a required argument: 'tables'"):
+        shoal.EmbeddingBagCollection()
+
+
+def test_a_single_table_is_refused_and_two_of_one_name():
+    table = shoal.Table("a", 4)
+    with pytest.raises(ConfigError, match="non-empty list"):
+        shoal.EmbeddingBagCollection(table)
+    with pytest.raises(ConfigError, match="'a' more than once"):
+        shoal.EmbeddingBagCollection([table, shoal.Table("a", 5, features=["b"])])
+
+
+def test_pooling_belongs_to_bags_and_none_to_sequences():
+    with pytest.raises(ConfigError, match=r"'a' must have pooling 'sum' or 'mean'.*EmbeddingCollection"):
+        shoal.EmbeddingBagCollection([shoal.Table("a", 4, pooling="none")])
+    with pytest.raises(ConfigError, match=r"'a' must have pooling 'none'.*EmbeddingBagCollection"):
+        shoal.EmbeddingCollection([shoal.Table("a", 4)])
+
+
+def test_an_unknown_table_is_named():
+    with pytest.raises(NotFoundError, match="has the tables 'a', 'b'; got 'c'"):
+        trained().table("c")
+
+
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**64 - 1])
+def test_any_seed_of_64_bits_is_taken(seed):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)], seed=seed)
+    assert bags.table("a").lookup([1]).abs().max() <= 0.01
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0", torch.device("cpu")])
+def test_any_name_of_the_cpu_is_taken(device):
+    assert shoal.EmbeddingBagCollection([shoal.Table("a", 4)], device=device).device == torch.device("cpu")

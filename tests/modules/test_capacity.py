@@ -1,0 +1,139 @@
+"""Byte budgets and memory that the system refuses."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from batches import kjt, train_step
+
+import shoal
+from shoal.errors import CapacityError
+
+
+def limited(*budgets, dim=64):
+    return shoal.EmbeddingBagCollection(
+        [
+            shoal.Table(f"t{n}", dim, tiers=None if budget is None else [shoal.Dram(budget)])
+            for n, budget in enumerate(budgets)
+        ]
+    )
+
+
+def content(bags):
+    """Rows, and all stats but the bytes: room that was made stays."""
+    stats = [
+        (handle.stats().rows, handle.stats().step, dict(handle.stats().counters)) for handle in bags.tables().values()
+    ]
+    return bags.state_dict(), stats
+
+
+def assert_same_content(bags, before):
+    rows, stats = content(bags)
+    assert all(torch.equal(value, before[0][name]) for name, value in rows.items())
+    assert stats == before[1]
+
+
+def test_the_budget_is_honoured_and_the_error_says_what_to_set():
+    bags = limited("4MiB")
+    with pytest.raises(CapacityError, match=r"table 't0'.*Dram\('4MiB'\).*Raise it in Table\(tiers=\[Dram\(") as raised:
+        for start in range(0, 100_000, 500):
+            train_step(bags, kjt({"t0": [list(range(start, start + 500))]}))
+            assert bags.table("t0").stats().bytes <= 4 * 2**20
+    assert "erase" in str(raised.value)
+    rows = len(bags.table("t0"))
+    assert rows * 4 * 65 > 2 * 2**20  # it was not refused early
+    stats = bags.table("t0").stats()
+    assert stats.bytes == stats.index_bytes + stats.storage_bytes <= stats.budget_bytes == 4 * 2**20
+
+
+def test_nothing_changes_where_one_table_of_several_is_full():
+    bags = limited(None, "2MiB")
+    train_step(bags, kjt({"t0": [[1, 2]], "t1": [[3]]}))
+    before = content(bags)
+    for _ in range(3):
+        with pytest.raises(CapacityError, match="'t1'"):
+            bags(kjt({"t0": [[1, 7, 8]], "t1": [list(range(50_000))]}))
+        assert_same_content(bags, before)
+    train_step(bags, kjt({"t0": [[1, 7]], "t1": [[3, 4]]}))
+    assert bags.table("t0").keys().tolist() == [1, 2, 7]
+
+
+def test_repeats_take_no_room():
+    bags = limited("2MiB")
+    train_step(bags, kjt({"t0": [[1, 2, 3] * 20_000]}))
+    assert len(bags.table("t0")) == 3
+
+
+def test_erasing_makes_room():
+    bags = limited("2MiB")
+    handle = bags.table("t0")
+    added = 0
+    with pytest.raises(CapacityError):
+        while True:
+            with torch.no_grad():
+                bags(kjt({"t0": [list(range(added, added + 500))]}))
+            added += 500
+    assert len(handle) == added
+    handle.erase(range(500))
+    with torch.no_grad():
+        bags(kjt({"t0": [list(range(added, added + 500))]}))
+    assert len(handle) == added
+
+
+def test_assign_honours_the_budget_too():
+    bags = limited("2MiB")
+    bags.table("t0").assign([1], torch.ones(1, 64))
+    before = content(bags)
+    with pytest.raises(CapacityError, match="'t0'"):
+        bags.table("t0").assign(range(50_000), torch.zeros(50_000, 64))
+    assert_same_content(bags, before)
+
+
+def test_evaluation_of_a_full_table_works():
+    bags = limited("2MiB").eval()
+    assert bags(kjt({"t0": [list(range(50_000))]})).values().shape == (1, 64)
+
+
+OUT_OF_MEMORY = """
+    import resource
+    import torch
+    import shoal
+
+    torch.set_num_threads(1)
+    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 256), shoal.Table("two", 4)])
+
+    def step(first, n):
+        values = torch.arange(first, first + n)
+        batch = shoal.KeyedJaggedTensor(["one", "two"], values.repeat(2), lengths=torch.tensor([n, n]))
+        bags(batch).values().sum().backward()
+
+    step(0, 1000)
+    limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + 300 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    first = 1000
+    try:
+        while True:
+            step(first, 20_000)
+            first += 20_000
+    except shoal.errors.OutOfMemoryError as error:
+        print(error)
+    tables = [bags.table(name) for name in ("one", "two")]
+    assert first >= 1000
+    assert [len(table) for table in tables] == [first, first], [len(table) for table in tables]
+    assert all(torch.isfinite(table.lookup(range(1000))).all() for table in tables)
+    step(0, 1000)
+    assert [table.stats().step for table in tables] == [(first - 1000) // 20_000 + 2] * 2
+    print("alive")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits address space as Linux does")
+def test_memory_that_the_system_refuses_is_an_error_and_nothing_changes():
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(OUT_OF_MEMORY)], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("alive\n")
+    assert "refused" in result.stdout

@@ -1,0 +1,131 @@
+"""NaN and infinity in gradients never reach a row."""
+
+import pytest
+import torch
+from batches import assert_unchanged, kjt, memory, train_step
+
+import shoal
+from shoal.errors import NonFiniteError
+
+BATCH = {"a": [[1, 2], [3]], "b": [[4], [5]], "c": [[6], [6]]}
+
+
+def trained(kind=shoal.EmbeddingBagCollection, clip=None, other_clip=None, **settings):
+    clip, other_clip = clip or shoal.Clip(), other_clip or shoal.Clip()
+    pooling = "none" if kind is shoal.EmbeddingCollection else "sum"
+    bags = kind(
+        [
+            shoal.Table("one", 4, features=["a", "b"], optimizer=shoal.Adagrad(clip=clip), pooling=pooling),
+            shoal.Table("two", 3, features=["c"], optimizer=shoal.SGD(clip=other_clip), pooling=pooling, **settings),
+        ]
+    )
+    train_step(bags, kjt(BATCH))
+    return bags
+
+
+def gradient(value, column):
+    grad = torch.ones(2, 11)
+    grad[1, column] = value
+    return grad
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("column", "table", "feature"), [(0, "one", "a"), (7, "one", "b"), (10, "two", "c")])
+def test_it_raises_names_table_and_feature_and_changes_nothing(value, column, table, feature):
+    bags = trained()
+    out = bags(kjt(BATCH)).values()
+    before = memory(bags)
+    with pytest.raises(NonFiniteError, match=f"reached '{table}' through '{feature}'"):
+        out.backward(gradient(value, column))
+    assert_unchanged(bags, before)
+    train_step(bags, kjt(BATCH))
+
+
+def test_sequences_raise_too():
+    sequences = trained(shoal.EmbeddingCollection)
+    out = sequences(kjt(BATCH))
+    before = memory(sequences)
+    with pytest.raises(NonFiniteError, match="reached 'one' through 'b'"):
+        (out["a"].values().sum() + (out["b"].values() * float("inf")).sum()).backward()
+    assert_unchanged(sequences, before)
+
+
+@pytest.mark.parametrize("kind", [shoal.EmbeddingBagCollection, shoal.EmbeddingCollection])
+def test_skip_leaves_the_whole_backward_out_and_counts_it(kind):
+    skip = shoal.Clip(nonfinite="skip")
+    bags = trained(kind, clip=skip, other_clip=skip)
+    out = bags(kjt(BATCH))
+    rows = {name: value for name, value in bags.state_dict().items() if "score" not in name}
+    values = torch.cat([jagged.values().flatten() for jagged in out.values()]) if isinstance(out, dict) else out.values()
+    (values * float("nan")).sum().backward()
+    assert all(torch.equal(bags.state_dict()[name], value) for name, value in rows.items())
+    for name in ("one", "two"):
+        stats = bags.table(name).stats()
+        assert stats.step == 1  # a skipped backward is no step
+        assert stats.counters["skipped_backwards"] == 1
+        assert stats.counters["steps"] == 1
+    train_step(bags, kjt(BATCH))
+    assert bags.table("one").stats().step == 2
+
+
+def test_a_table_that_raises_is_heard_beside_one_that_skips():
+    bags = trained(clip=shoal.Clip(nonfinite="skip"))
+    out = bags(kjt(BATCH)).values()
+    out.backward(gradient(float("nan"), 0))
+    assert bags.table("one").stats().counters["skipped_backwards"] == 1
+    out = bags(kjt(BATCH)).values()
+    before = memory(bags)
+    with pytest.raises(NonFiniteError, match="reached 'two' through 'c'"):
+        out.backward(torch.full((2, 11), float("nan")))
+    assert_unchanged(bags, before)
+
+
+def test_weights_that_are_not_finite_are_heard_in_the_backward():
+    bags = trained()
+    out = bags(kjt(BATCH, weights=float("inf"))).values()
+    before = memory(bags)
+    with pytest.raises(NonFiniteError, match="reached 'one', 'two'"):
+        out.backward(torch.ones(2, 11))
+    assert_unchanged(bags, before)
+
+
+def test_what_does_not_reach_a_table_that_trains_is_let_through():
+    bags = shoal.EmbeddingBagCollection(
+        [
+            shoal.Table("trains", 4, features=["a"], optimizer=shoal.SGD(lr=1.0)),
+            shoal.Table("fixed", 4, features=["b"], optimizer=None),
+            shoal.Table("read", 4, features=[shoal.Feature("c", mode="read")]),
+        ]
+    )
+    first = bags.table("trains").lookup([3])
+    grad = torch.ones(2, 12)
+    grad[:, 4:] = float("nan")
+    bags(kjt(BATCH)).values().backward(grad)
+    assert torch.equal(bags.table("trains").lookup([3]), first - 1)
+
+
+def test_sums_that_overflow_leave_their_rows_alone_and_raise():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=shoal.SGD(lr=1e-38))])
+    bags(kjt({"a": [[1, 1], [2]]}))
+    rows = bags.table("one").lookup([1, 2])
+    out = bags(kjt({"a": [[1, 1], [2]]})).values()
+    with pytest.raises(NonFiniteError, match="'one': 1"):
+        out.backward(torch.full((2, 4), 3e38))
+    after = bags.table("one").lookup([1, 2])
+    assert torch.equal(after[0], rows[0])
+    assert torch.isfinite(after).all()
+    assert not torch.equal(after[1], rows[1])
+    assert bags.table("one").stats().counters["skipped_rows"] == 1
+
+
+@pytest.mark.parametrize("setting", [float("nan"), float("inf"), -0.1, "fast", None])
+def test_an_impossible_learning_rate_is_refused_before_any_row_changes(setting):
+    bags = trained()
+    bags.optimizer.param_groups[1]["lr"] = setting
+    out = bags(kjt(BATCH)).values()
+    before = memory(bags)
+    with pytest.raises(shoal.errors.ConfigError, match="lr"):
+        out.sum().backward()
+    assert_unchanged(bags, before)
+    bags.optimizer.param_groups[1]["lr"] = 0.1
+    train_step(bags, kjt(BATCH))
