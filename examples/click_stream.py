@@ -73,9 +73,9 @@ class ClickStream:
             hour = step / STEPS_PER_HOUR
             user, item = users.draw(self.batch), items.draw(self.batch)
             day = 2 * np.pi * hour / 24
-            dense = rng.normal(size=(self.batch, self.dense))
-            dense[:, 0], dense[:, 1] = np.sin(day), np.cos(day)
-            fit = (users.taste[user] * items.taste[item]).sum(1) / np.sqrt(TASTE)
+            mood = rng.normal(size=(self.batch, TASTE))
+            dense = np.hstack([mood, np.full((self.batch, 2), [np.sin(day), np.cos(day)])])
+            fit = ((users.taste[user] + mood) * items.taste[item]).sum(1)
             appeal = ITEM_WEIGHT * items.appeal[item] + USER_WEIGHT * users.appeal[user]
             logit = FIT_WEIGHT * fit + appeal + dense @ DENSE_WEIGHTS - 1.0
             click = rng.random(self.batch) < 1 / (1 + np.exp(-logit))

@@ -4,8 +4,8 @@
 
 namespace shoal {
 
-// At 0.75 a bucket of five overflows for one key in ten; a growth that starts there ends before 0.8.
-static constexpr double kGrowAt = 0.75;
+// At a load of 0.75 a bucket of five overflows for one key in ten. A growth starts at kGrowAt and ends before kFull.
+static constexpr double kGrowAt = 0.70;
 static constexpr double kFull = 0.80;
 static constexpr double kFresh = 0.65;
 static constexpr double kShrinkAt = 0.30;
@@ -15,11 +15,13 @@ static constexpr uint64_t kDoubleBelow = 16384;
 // Overflow of the last buckets lands behind them.
 static constexpr uint64_t kSpillBuckets = 256;
 // (kFull - kGrowAt) x 5 keys a bucket must pay for moving every bucket once.
-static constexpr int64_t kMovesPerKey = 5;
+static constexpr int64_t kMovesPerKey = 3;
+// Buckets moved at a time: their entries fit into the first-level cache, and the frontier's division is paid once.
+static constexpr uint64_t kBatch = 64;
 
 static double room(uint64_t buckets, double load) { return static_cast<double>(buckets) * kBucketKeys * load; }
 
-static uint64_t grown(uint64_t buckets) { return buckets < kDoubleBelow ? 2 * buckets : buckets + buckets / 8; }
+static uint64_t grown(uint64_t buckets) { return buckets < kDoubleBelow ? 2 * buckets : buckets + buckets / 5; }
 
 // The smallest hash whose home at this scale is `bucket`; the largest frontier where there is none.
 static uint64_t first_hash(uint64_t bucket, uint64_t scale) {
@@ -150,27 +152,27 @@ uint32_t Index::erase(int64_t key) {
   }
 }
 
-// Takes out every entry whose home at `scale` is `bucket`.
-void Index::collect(uint64_t scale, uint64_t bucket) {
+// Takes out every entry whose home, at `scale`, is in [from, to).
+void Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
   moving_.clear();
-  for (uint64_t at = bucket; at < extent_; ++at) {
+  const bool low = scale == view_.low;
+  for (uint64_t at = from; at < extent_; ++at) {
     Bucket& here = *view_.at(at);
     for (uint32_t used = here.used; used; used &= used - 1) {
       int i = __builtin_ctz(used);
       uint64_t hash = index_hash(here.keys[i]);
-      bool same_scale = (hash < view_.frontier ? view_.low : view_.high) == scale;
-      if (!same_scale || scaled(hash, scale) != bucket) continue;
-      moving_.push_back({here.keys[i], here.slots[i]});
-      take_out(bucket, at, i);
+      uint64_t home = scaled(hash, scale);
+      if ((hash < view_.frontier) != low || home < from || home >= to) continue;
+      moving_.push_back({here.keys[i], hash, here.slots[i]});
+      take_out(home, at, i);
     }
-    if (here.over == 0) return;
+    if (at + 1 >= to && here.over == 0) return;
   }
 }
 
 Status Index::resettle() {
-  for (const Entry& entry : moving_)
-    if (Status status = place(home_of(view_, index_hash(entry.key)), entry.key, entry.slot); !status.ok())
-      return status;
+  for (const Moving& entry : moving_)
+    if (Status status = place(home_of(view_, entry.hash), entry.key, entry.slot); !status.ok()) return status;
   return {};
 }
 
@@ -184,17 +186,15 @@ Status Index::begin_growth(uint64_t buckets) {
   return {};
 }
 
-// Moves up to `count` buckets from low scale to high scale, from the end of the array towards its start.
+// Moves at least `count` buckets from low scale to high scale, from the end of the array towards its start.
 Status Index::grow(uint64_t count) {
-  while (!settled() && count--) {
-    uint64_t bucket = scaled(view_.frontier - 1, view_.low);
-    collect(view_.low, bucket);
-    // Room for all of them behind the last bucket, or they go back to where they were.
-    Status room = map_chunks(extent_ + moving_.size());
-    if (room.ok()) view_.frontier = first_hash(bucket, view_.low);
+  for (uint64_t done = 0; !settled() && done < count; done += kBatch) {
+    uint64_t end = scaled(view_.frontier - 1, view_.low) + 1;
+    uint64_t begin = end > kBatch ? end - kBatch : 0;
+    collect(view_.low, begin, end);
+    view_.frontier = first_hash(begin, view_.low);
     if (Status status = resettle(); !status.ok()) return status;
-    if (!room.ok()) return room;
-    if (bucket == 0) view_.low = view_.high;
+    if (begin == 0) view_.low = view_.high;
   }
   return {};
 }
@@ -230,13 +230,14 @@ bool Index::shrink(int64_t budget) {
   } else if (static_cast<double>(size_) > room(view_.low, kGrowAt)) {
     return true;  // it is on its way up
   }
-  while (budget-- > 0) {
-    uint64_t bucket = scaled(view_.frontier, view_.high);
-    collect(view_.high, bucket);
-    view_.frontier = first_hash(bucket + 1, view_.high);
+  for (int64_t done = 0; done < budget; done += kBatch) {
+    uint64_t begin = scaled(view_.frontier, view_.high);
+    uint64_t end = std::min(begin + kBatch, view_.high);
+    collect(view_.high, begin, end);
+    view_.frontier = first_hash(end, view_.high);
     // An entry only moves towards the start, where memory is mapped.
     if (!resettle().ok()) __builtin_unreachable();
-    if (bucket + 1 == view_.high) {
+    if (end == view_.high) {
       view_.high = view_.low;
       release_tail();
       return true;

@@ -1,7 +1,7 @@
 // Index: key -> slot for one table. Any int64 is a key.
 //
 // Thread safety: const methods may run beside each other; the others need the table to themselves.
-// Growth: by an eighth of its buckets at a time (small ones double), in place and a few buckets for each inserted key,
+// Growth: by a fifth of its buckets at a time (small ones double), in place and a few buckets for each inserted key,
 // so no call stops for longer than its own work and there are never two copies.
 #pragma once
 
@@ -14,11 +14,6 @@
 #include "index/bucket.h"
 
 namespace shoal {
-
-struct Entry {
-  int64_t key;
-  uint32_t slot;
-};
 
 class Index {
  public:
@@ -69,7 +64,7 @@ class Index {
   Status place(uint64_t home, int64_t key, uint32_t slot);
   void take_out(uint64_t home, uint64_t at, int which);
   void uncount(uint64_t home, uint64_t at);
-  void collect(uint64_t scale, uint64_t bucket);
+  void collect(uint64_t scale, uint64_t from, uint64_t to);
   Status resettle();
   Status begin_growth(uint64_t buckets);
   Status grow(uint64_t count);
@@ -80,7 +75,12 @@ class Index {
   IndexView view_;
   uint64_t extent_ = 0;  // every bucket at or beyond it is empty
   int64_t size_ = 0;
-  std::vector<Entry> moving_;
+  struct Moving {
+    int64_t key;
+    uint64_t hash;
+    uint32_t slot;
+  };
+  std::vector<Moving> moving_;
 };
 
 }  // namespace shoal

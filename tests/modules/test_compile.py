@@ -1,0 +1,292 @@
+"""torch.compile gives the same rows as eager, by the same native calls."""
+
+import contextlib
+
+import pytest
+import torch
+from batches import assert_same_rows, kjt, random_kjt
+from torch import nn
+from torch._dynamo import config as dynamo_config
+
+import shoal
+from shoal.errors import InputError, NonFiniteError
+from shoal.table import Group
+
+# Warnings that torch's own compiler gives.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
+    pytest.mark.timeout(300),
+]
+
+BACKENDS = ["aot_eager", "inductor"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts the native calls of all groups."""
+    counts = dict.fromkeys(("lookup", "lookup_each", "update"), 0)
+
+    def counted(name):
+        real = getattr(Group, name)
+
+        def call(*args, **kwargs):
+            counts[name] += 1
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(Group, name, counted(name))
+    return counts
+
+
+def counted(counts, work):
+    for name in counts:
+        counts[name] = 0
+    work()
+    return dict(counts)
+
+
+class Model(nn.Module):
+    """Its gradients are exact, so that generated code gives the same bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.bags = shoal.EmbeddingBagCollection(
+            [
+                shoal.Table("a", 4, features=["a", "c"], optimizer=shoal.Adam(lr=0.1), dtype="bfloat16"),
+                shoal.Table("b", 3, pooling="mean"),
+            ]
+        )
+        self.scale = nn.Parameter(torch.linspace(-1, 1, 11))
+
+    def forward(self, batch):
+        return self.bags(batch).values() * self.scale
+
+
+def train(model, function, steps, weighted=False):
+    outs = []
+    for step in steps:
+        batch = random_kjt(["a", "b", "c"], bags=3 + step % 4, keys=30, seed=step, weighted=weighted)
+        out = function(batch)
+        out.sum().backward()
+        outs.append(out.detach())
+    return outs
+
+
+@contextlib.contextmanager
+def no_recompilation():
+    with dynamo_config.patch(error_on_recompile=True):
+        yield
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_training_is_the_same_bit_for_bit(backend, weighted, calls):
+    plain, model = Model(), Model()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    ours, theirs = [], []
+    eager = counted(calls, lambda: theirs.extend(train(plain, plain, range(3), weighted)))
+    assert eager == {"lookup": 3, "lookup_each": 0, "update": 3}
+    assert counted(calls, lambda: ours.extend(train(model, compiled, range(3), weighted))) == eager
+    with no_recompilation():
+        train(plain, plain, range(3, 9), weighted)
+        train(model, compiled, range(3, 9), weighted)
+    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+    assert_same_rows(plain.bags, model.bags)
+    torch.testing.assert_close(plain.scale.grad, model.scale.grad)
+    assert len(model.bags._group._leases.live()) <= 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_evaluation_is_the_same_and_changes_nothing(backend, calls):
+    plain, model = Model(), Model()
+    train(plain, plain, range(2))
+    train(model, model, range(2))
+    plain.eval(), model.eval()
+    before = model.state_dict()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+
+    def evaluate(function, steps=range(2, 5)):
+        return [function(random_kjt(["a", "b", "c"], bags=step, keys=60, seed=step)) for step in steps]
+
+    results = []
+    eager = counted(calls, lambda: results.append(evaluate(plain)))
+    assert eager == {"lookup": 3, "lookup_each": 0, "update": 0}
+    assert counted(calls, lambda: results.append(evaluate(compiled))) == eager
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    with no_recompilation(), torch.no_grad():
+        pass
+    with no_recompilation():
+        evaluate(compiled, range(5, 9))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_equal_lookups_stay_two_and_both_update(backend, calls):
+    def work(bags, batch):
+        return bags(batch).values() + bags(batch).values()
+
+    plain, bags = (shoal.EmbeddingBagCollection([shoal.Table("a", 4)]) for _ in range(2))
+    batch = kjt({"a": [[1, 2], [3]]})
+    compiled = torch.compile(work, backend=backend, fullgraph=True)
+    for _ in range(2):
+        eager = counted(calls, lambda: work(plain, batch).sum().backward())
+        assert eager == {"lookup": 2, "lookup_each": 0, "update": 2}
+        assert counted(calls, lambda: compiled(bags, batch).sum().backward()) == eager
+    assert bags.table("a").stats().step == 4
+    assert_same_rows(plain, bags)
+    bags.eval(), plain.eval()
+    eager = counted(calls, lambda: work(plain, batch))
+    assert counted(calls, lambda: compiled(bags, batch)) == eager == {"lookup": 2, "lookup_each": 0, "update": 0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lookup_whose_result_is_not_used_still_inserts(backend, calls):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
+
+    def work(batch, x):
+        bags(batch)
+        return x + 1
+
+    torch.compile(work, backend=backend, fullgraph=True)(kjt({"a": [[1, 2], [3]]}), torch.ones(1))
+    assert len(bags.table("a")) == 3
+    assert calls["lookup"] == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("need_indices", [False, True])
+def test_sequences_are_compiled_too(backend, need_indices, calls):
+    def make():
+        return shoal.EmbeddingCollection(
+            [shoal.Table("a", 4, pooling="none"), shoal.Table("b", 3, pooling="none")], need_indices=need_indices
+        )
+
+    plain, module = make(), make()
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+
+    def work(function, steps):
+        for step in steps:
+            out = function(random_kjt(["b", "a"], bags=3 + step, seed=step))
+            (out["a"].values().sum() + 2 * out["b"].values().sum()).backward()
+
+    eager = counted(calls, lambda: work(plain, range(3)))
+    assert eager == {"lookup": 0, "lookup_each": 3, "update": 3}
+    assert counted(calls, lambda: work(compiled, range(3))) == eager
+    with no_recompilation():
+        work(compiled, range(3, 6))
+    work(plain, range(3, 6))
+    assert_same_rows(plain, module)
+    batch = random_kjt(["b", "a"], seed=9)
+    plain.eval(), module.eval()
+    for name, jagged in plain(batch).items():
+        assert torch.equal(jagged.values(), compiled(batch)[name].values())
+        assert torch.equal(jagged.lengths(), compiled(batch)[name].lengths())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_get_their_gradient(backend):
+    tables = [shoal.Table("a", 4, init=shoal.Normal(0, 1))]
+    plain, bags = (shoal.EmbeddingBagCollection(tables) for _ in range(2))
+    compiled = torch.compile(bags, backend=backend, fullgraph=True)
+    for training in (True, False):
+        plain.train(training), bags.train(training)
+        gradients = []
+        for function in (plain, compiled):
+            batch = random_kjt(["a"], weighted=True)
+            function_of = batch.weights().requires_grad_()
+            function(batch).values().sum().backward()
+            gradients.append(function_of.grad)
+        assert torch.equal(*gradients)
+    assert_same_rows(plain, bags)
+
+
+def test_a_batch_made_inside_the_graph():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4), shoal.Table("b", 3)])
+
+    def work(values, lengths):
+        return bags(shoal.KeyedJaggedTensor(["a", "b"], values, lengths=lengths)).values()
+
+    compiled = torch.compile(work, backend="aot_eager", fullgraph=True)
+    for size in (2, 3, 5):
+        values, lengths = torch.arange(4 * size), torch.full((2 * size,), 2)
+        out = compiled(values, lengths)
+        out.sum().backward()
+        assert out.shape == (size, 7)
+    assert bags.table("a").stats().step == 3
+
+
+def test_errors_come_through_and_nothing_changes():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
+    compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
+    out = compiled(kjt({"a": [[1, 2], [3]]})).values()
+    before = bags.state_dict()
+    with pytest.raises(NonFiniteError, match="'a'"):
+        out.backward(torch.full((2, 4), float("nan")))
+    bad = shoal.KeyedJaggedTensor(["a"], torch.tensor([1, 2, 9]), lengths=torch.tensor([2, 5]))
+    with pytest.raises(InputError, match="sum to 7"):
+        compiled(bad)
+    assert all(torch.equal(value, before[name]) for name, value in bags.state_dict().items())
+
+
+def test_a_second_backward_is_refused():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
+    compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
+    loss = compiled(kjt({"a": [[1, 2], [3]]})).values().sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    assert bags.table("a").stats().step == 1
+
+
+def test_forwards_without_a_backward_keep_nothing():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
+    compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
+    for _ in range(50):
+        compiled(kjt({"a": [[1, 2], [3]]}))
+    assert len(bags._group._leases.live()) <= 2
+
+
+def test_settings_change_without_a_recompilation():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4, optimizer=shoal.SGD(lr=1.0))])
+    compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
+    batch = kjt({"a": [[1], [2]]})
+    compiled(batch).values().sum().backward()
+    before = bags.table("a").lookup([1])
+    bags.optimizer.param_groups[0]["lr"] = 4.0
+    with no_recompilation():
+        compiled(batch).values().sum().backward()
+    torch.testing.assert_close(bags.table("a").lookup([1]), before - 4)
+
+
+def test_rows_that_come_and_go_without_a_recompilation():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
+    compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
+    compiled(kjt({"a": [[1, 2], [3]]})).values().sum().backward()
+    with no_recompilation():
+        bags.table("a").erase([1])
+        bags.load_state_dict(bags.state_dict())
+        compiled(kjt({"a": [[5, 6], [7]]})).values().sum().backward()
+    assert bags.table("a").keys().tolist() == [2, 3, 5, 6, 7]
+
+
+def test_the_operators_pass_torchs_own_checks():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4), shoal.Table("b", 3)])
+    batch = random_kjt(["a", "b"])
+    token = torch.zeros(1)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    common = (bags._group.name, token, ["a", "b"], batch.values(), batch.offsets())
+    for training in (True, False):
+        arguments = (*common, None, 7, training, False, torch.float32)
+        torch.library.opcheck(torch.ops.shoal.lookup.default, arguments, test_utils=tests)
+    torch.library.opcheck(
+        torch.ops.shoal.lookup_each.default, (*common, [4, 3], False, False, torch.float32), test_utils=tests[:2]
+    )

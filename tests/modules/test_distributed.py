@@ -1,0 +1,58 @@
+"""A model with tables inside DistributedDataParallel: dense gradients are synchronised, tables are each rank's own."""
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from batches import random_kjt
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import shoal
+
+RANKS = 2
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4), shoal.Table("b", 3)])
+        self.sequences = shoal.EmbeddingCollection([shoal.Table("a", 2, pooling="none")])
+        self.dense = nn.Linear(7, 1)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, batch):
+        return self.dense(self.bags(batch).values()).sum() + self.sequences(batch)["a"].values().sum()
+
+
+def run(rank, init_file):
+    dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    train(rank, find_unused=False)
+    train(rank, find_unused=True)
+    dist.destroy_process_group()
+
+
+def train(rank, find_unused):
+    model = Model()
+    if not find_unused:
+        del model.unused
+    parallel = DistributedDataParallel(model, find_unused_parameters=find_unused)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        parallel(random_kjt(["a", "b"], seed=10 * rank + step)).backward()
+        optimizer.step()
+    weights = [torch.empty_like(model.dense.weight) for _ in range(RANKS)]
+    dist.all_gather(weights, model.dense.weight.detach())
+    assert torch.equal(*weights)
+    assert model.bags.table("a").stats().step == 3
+    assert model.sequences.table("a").stats().step == 3
+    # The rows are those of this rank's own batches.
+    keys = torch.cat([random_kjt(["a", "b"], seed=10 * rank + step)["a"].values() for step in range(3)]).unique()
+    assert torch.equal(model.bags.table("a").keys(), keys)
+    assert {"module.bags.embedding_bags.a.weight", "module.dense.weight"} <= set(parallel.state_dict())
+
+
+def test_the_dense_part_is_synchronised_and_each_rank_has_its_tables(tmp_path):
+    multiprocessing.spawn(run, (tmp_path / "init",), nprocs=RANKS)
