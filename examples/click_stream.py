@@ -16,7 +16,7 @@ from examples.dlrm import Batch
 
 STEPS_PER_HOUR = 25
 HISTORY = 8  # the last items a user clicked
-FIT_WEIGHT, ITEM_WEIGHT, USER_WEIGHT = 1.5, 1.5, 1.0  # of the fit of tastes and of the appeals, in the logit of a click
+FIT_WEIGHT, ITEM_WEIGHT, USER_WEIGHT = 1.0, 1.5, 1.0  # of the fit of tastes and of the appeals, in the logit of a click
 TASTE = 2  # dimensions of the hidden taste
 USER_LIFE, ITEM_LIFE = 24, 12  # mean, in hours
 DENSE_WEIGHTS = np.array([0.4, 0.2, -0.5, 0.3])

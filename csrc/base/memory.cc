@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <string>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
@@ -62,6 +65,13 @@ void Pages::collapse() {
   if (huge_ || !data_) return;
   advise_huge();
   madvise(data_, size_, MADV_COLLAPSE);
+}
+
+void Pages::populate(size_t from, size_t to) {
+  from = from / 4096 * 4096;
+  to = std::min(round_up(to, 4096), size_);
+  // Where the kernel does not know it, the pages come when they are touched.
+  if (data_ && from < to) madvise(data_ + from, to - from, MADV_POPULATE_WRITE);
 }
 
 void Pages::discard(size_t from) {

@@ -32,6 +32,8 @@ class Pages {
   void advise_huge();
   // The same for what was touched already: copied into huge pages now, or left to the kernel if it cannot.
   void collapse();
+  // Makes [from, to) resident now, in one call instead of a fault for every page.
+  void populate(size_t from, size_t to);
   // Gives the whole pages of [from, size) back to the OS; they read as zero afterwards.
   void discard(size_t from);
 

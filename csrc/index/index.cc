@@ -79,6 +79,11 @@ Status Index::extend(uint64_t buckets) {
     else
       pages_[chunk].collapse();
   }
+  // Hashes fall everywhere, so all of it will be touched at once.
+  for (uint64_t chunk = extent_ / kChunkBuckets; chunk * kChunkBuckets < buckets; ++chunk) {
+    uint64_t begin = chunk * kChunkBuckets;
+    pages_[chunk].populate((std::max(begin, extent_) - begin) * sizeof(Bucket), (buckets - begin) * sizeof(Bucket));
+  }
   extent_ = buckets;
   return {};
 }

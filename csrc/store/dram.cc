@@ -36,16 +36,16 @@ int64_t DramStore::bytes_after(int64_t more) const {
 }
 
 Status DramStore::reserve(int64_t more) {
+  const int64_t wanted = live_ + more;
   while (free_slots() < more) {
     if (static_cast<uint64_t>(slabs() + 1) << rows_.slot_bits > kNoSlot)
       return {Code::capacity, "a table holds at most 2^32 - 1 slots"};
     Pages pages;
     if (Status status = Pages::map(slab_bytes_, &pages); !status.ok()) return status;
-    if (slabs() >= kHugeFromSlab) {
-      if (slabs() == kHugeFromSlab)
-        for (Pages& small : pages_) small.collapse();
-      pages.advise_huge();
-    }
+    if (slabs() == kHugeFromSlab)
+      for (Pages& small : pages_) small.collapse();
+    // From here on a slab is at most an eighth of the table; before, one that this call fills wastes nothing either.
+    if (slabs() >= kHugeFromSlab || (slabs() + 1) * rows_.rows_per_slab <= wanted) pages.advise_huge();
     std::vector<uint64_t> bits((rows_.rows_per_slab + 63) / 64, ~uint64_t{0});
     if (uint32_t rest = rows_.rows_per_slab % 64) bits.back() = (uint64_t{1} << rest) - 1;
     slabs_.push_back(pages.data());

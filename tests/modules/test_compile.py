@@ -123,8 +123,6 @@ def test_evaluation_is_the_same_and_changes_nothing(backend, calls):
     assert eager == {"lookup": 3, "lookup_each": 0, "update": 0}
     assert counted(calls, lambda: results.append(evaluate(compiled))) == eager
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-    with no_recompilation(), torch.no_grad():
-        pass
     with no_recompilation():
         evaluate(compiled, range(5, 9))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -280,6 +278,7 @@ def test_rows_that_come_and_go_without_a_recompilation():
 
 def test_the_operators_pass_torchs_own_checks():
     bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4), shoal.Table("b", 3)])
+    sequences = shoal.EmbeddingCollection([shoal.Table("a", 4, pooling="none"), shoal.Table("b", 3, pooling="none")])
     batch = random_kjt(["a", "b"])
     token = torch.zeros(1)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -287,6 +286,6 @@ def test_the_operators_pass_torchs_own_checks():
     for training in (True, False):
         arguments = (*common, None, 7, training, False, torch.float32)
         torch.library.opcheck(torch.ops.shoal.lookup.default, arguments, test_utils=tests)
-    torch.library.opcheck(
-        torch.ops.shoal.lookup_each.default, (*common, [4, 3], False, False, torch.float32), test_utils=tests[:2]
-    )
+        size = 4 * len(batch["a"].values()) + 3 * len(batch["b"].values())
+        arguments = (sequences._group.name, *common[1:], size, training, False, torch.float32)
+        torch.library.opcheck(torch.ops.shoal.lookup_each.default, arguments, test_utils=tests)

@@ -70,8 +70,19 @@ class PooledLookup(torch.autograd.Function):
         return None, None, None, None, None, weights if ctx.weights >= 0 else None, None
 
 
+def rows_of_each(
+    token: Tensor, lookup: Lookup, values: Tensor, offsets: Tensor, shapes: Sequence[tuple[int, int]], keep: bool
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The rows of every feature, of the given shapes, and the lease."""
+    sizes = [keys * dim for keys, dim in shapes]
+    flat, lease = ops.lookup_each(
+        lookup.group, token, lookup.names, values, offsets, sum(sizes), lookup.training, keep, lookup.dtype
+    )
+    return tuple(part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)), lease
+
+
 class EachLookup(torch.autograd.Function):
-    """One [keys, dim] output for each feature."""
+    """One output of each of the shapes, [keys, dim], for each feature."""
 
     @staticmethod
     def forward(
@@ -81,15 +92,13 @@ class EachLookup(torch.autograd.Function):
         lookup: Lookup,
         values: Tensor,
         offsets: Tensor,
-        dims: Sequence[int],
+        shapes: Sequence[tuple[int, int]],
     ) -> tuple[Tensor, ...]:
-        outs, lease = ops.lookup_each(
-            lookup.group, token, lookup.names, values, offsets, dims, lookup.training, True, lookup.dtype
-        )
+        outs, lease = rows_of_each(token, lookup, values, offsets, shapes, keep=True)
         ctx.save_for_backward(lease)
         ctx.token = token
         ctx.group = lookup.group
-        return tuple(outs)
+        return outs
 
     @staticmethod
     @once_differentiable

@@ -9,8 +9,7 @@ from shoal.config import Table
 from shoal.config.checked import checked_arguments
 from shoal.modules.collection import Collection, features_of
 from shoal.modules.jagged import JaggedTensor
-from shoal.modules.lookup import EachLookup
-from shoal.table import ops
+from shoal.modules.lookup import EachLookup, rows_of_each
 
 
 @checked_arguments
@@ -45,26 +44,21 @@ class EmbeddingCollection(Collection):
         names = list(features.keys())
         values, offsets = features.values(), features.offsets()
         lookup = self._lookup(names)
+        keys = features.length_per_key()
+        if torch.compiler.is_compiling():
+            for count in keys:
+                torch._check(count >= 0)  # the lookup makes sure of it
+        shapes = [(keys[names.index(source)], dim) for source, dim in zip(self._sources, self._dims, strict=True)]
         if torch.is_grad_enabled() and self.training:
-            outs = EachLookup.apply(self._anchor, self._token, lookup, values, offsets, self._dims)
+            outs = EachLookup.apply(self._anchor, self._token, lookup, values, offsets, shapes)
         else:
-            outs, _ = ops.lookup_each(
-                lookup.group,
-                self._token,
-                lookup.names,
-                values,
-                offsets,
-                self._dims,
-                lookup.training,
-                False,
-                lookup.dtype,
-            )
+            outs, _ = rows_of_each(self._token, lookup, values, offsets, shapes, keep=False)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)
         results = {}
         for name, source, out in zip(self._names, self._sources, outs, strict=True):
             at = names.index(source)
-            keys = features[source].values() if self._need_indices else None
-            results[name] = JaggedTensor(out, weights=keys, lengths=lengths[at * bags : (at + 1) * bags])
+            indices = features[source].values() if self._need_indices else None
+            results[name] = JaggedTensor(out, weights=indices, lengths=lengths[at * bags : (at + 1) * bags])
         return results
 
     def embedding_configs(self) -> list[Table]:

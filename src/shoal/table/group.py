@@ -6,7 +6,7 @@ The path of one batch is `lookup`, then `update`; see docs/design.md.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from shoal.ops.update import all_finite, update, weight_gradients
 from shoal.table.host import HostTable
 from shoal.table.lease import Batch, Leases
 from shoal.table.plan import Part, Plan
-
-Out = TypeVar("Out")
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -133,16 +131,16 @@ class Group:
 
     def lookup_each(
         self, names: Sequence[str], values: Tensor, offsets: Tensor, *, training: bool, keep: bool, dtype: torch.dtype
-    ) -> tuple[list[Tensor], Tensor]:
-        """Rows of every key of a batch, feature by feature: ([keys, dim] each, lease)."""
+    ) -> tuple[Tensor, Tensor]:
+        """Rows of every key of a batch, feature behind feature: (flat [sum of keys * dim], lease)."""
 
-        def read(batch: Batch) -> list[Tensor]:
+        def read(batch: Batch) -> Tensor:
             shapes = [(batch.bounds[p.source + 1] - batch.bounds[p.source], p.dim) for p in batch.plan.parts]
             return pool_each(batch.plan.pool_features, batch.bags, shapes, dtype)
 
         return self._lookup(self._batch(names, values, offsets, None, training), keep, read)
 
-    def _lookup(self, batch: Batch, keep: bool, read: Callable[[Batch], Out]) -> tuple[Out, Tensor]:
+    def _lookup(self, batch: Batch, keep: bool, read: Callable[[Batch], Tensor]) -> tuple[Tensor, Tensor]:
         trains = batch.training and bool(batch.plan.trained)
         with self.writing() if trains or keep else self.reading():  # leases begin one after the other
             lacking = find([self._range(batch, part) for part in batch.plan.parts], batch.values, batch.slots)

@@ -1,7 +1,8 @@
 """The operators that autograd, torch.compile and torch.export see.
 
 An op names its group by a string and says that it changes `token`, a one-element tensor of the collection: without a
-changed argument the compiler would merge two equal lookups and drop the update.
+changed argument the compiler would merge two equal lookups and drop the update. Such an op can return tensors, but no
+list of them.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ _library.define(
     "bool training, bool keep, ScalarType dtype) -> (Tensor, Tensor)"
 )
 _library.define(
-    "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, int[] dims, bool training, "
-    "bool keep, ScalarType dtype) -> (Tensor[], Tensor)"
+    "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, SymInt size, bool training, "
+    "bool keep, ScalarType dtype) -> (Tensor, Tensor)"
 )
 _library.define("update(str group, Tensor(a!) token, Tensor lease, Tensor[] grads, int weights) -> Tensor")
 
@@ -62,11 +63,11 @@ def _lookup_each(
     names: Sequence[str],
     values: Tensor,
     offsets: Tensor,
-    dims: Sequence[int],
+    size: int,
     training: bool,
     keep: bool,
     dtype: torch.dtype,
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[Tensor, Tensor]:
     return group_named(group).lookup_each(names, values, offsets, training=training, keep=keep, dtype=dtype)
 
 
@@ -76,14 +77,13 @@ def _fake_lookup_each(
     names: Sequence[str],
     values: Tensor,
     offsets: Tensor,
-    dims: Sequence[int],
+    size: int,
     training: bool,
     keep: bool,
     dtype: torch.dtype,
-) -> tuple[list[Tensor], Tensor]:
-    context = torch.library.get_ctx()
-    outs = [values.new_empty((context.new_dynamic_size(), dim), dtype=dtype) for dim in dims]
-    return outs, token.new_empty((1,), dtype=torch.int64)
+) -> tuple[Tensor, Tensor]:
+    """`size`: elements of the output, which the compiler cannot count: keys * dim of all features."""
+    return values.new_empty((size,), dtype=dtype), token.new_empty((1,), dtype=torch.int64)
 
 
 def _update(group: str, token: Tensor, lease: Tensor, grads: Sequence[Tensor], weights: int) -> Tensor:

@@ -38,8 +38,10 @@ def pool_each(
     bags: _native.Bags,
     shapes: Sequence[tuple[int, int]],
     dtype: torch.dtype,
-) -> list[Tensor]:
-    """Every feature's rows in an output of its own."""
-    outs = [_output(rows, columns, dtype) for rows, columns in shapes]
+) -> Tensor:
+    """Every feature's rows, of the given shapes, one feature behind the other in one flat output."""
+    sizes = [rows * columns for rows, columns in shapes]
+    out = _output(1, sum(sizes), dtype)[0]
+    outs = [part.view(shape) for part, shape in zip(out.split(sizes), shapes, strict=True)]
     _native.pool_each(features, bags, outs, get_num_threads())
-    return outs
+    return out
