@@ -1,8 +1,9 @@
 """A stream of clicks whose ids are born and die.
 
 A fixed number of users and items is alive. Popularity is Zipf. Every hour some die, and others, with ids never seen
-before and a hidden taste of their own, take their places. A click depends on how well the tastes of user and item fit,
-on the appeal of each, and on the dense features: what can be learned about an id is learned from its own clicks only.
+before and a hidden taste and appeal of their own, take their places. A click depends on how well the item's taste fits
+the user's and the mood of the moment (a dense feature), on the appeal of both, and on the time of day: whatever is
+hidden must be learned from the clicks on that very id.
 """
 
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ from examples.dlrm import Batch
 
 STEPS_PER_HOUR = 25
 HISTORY = 8  # the last items a user clicked
-FIT_WEIGHT, ITEM_WEIGHT, USER_WEIGHT = 1.0, 1.5, 1.0  # of the fit of tastes and of the appeals, in the logit of a click
-TASTE = 2  # dimensions of the hidden taste
+FIT_WEIGHT, ITEM_WEIGHT, USER_WEIGHT = 1.0, 1.5, 1.0  # of the fit and the appeals, in the logit of a click
+TASTE = 2  # dimensions of a taste and of a mood
 USER_LIFE, ITEM_LIFE = 24, 12  # mean, in hours
-DENSE_WEIGHTS = np.array([0.4, 0.2, -0.5, 0.3])
+DENSE_WEIGHTS = np.array([-0.5, 0.3, 0.4, 0.2])  # mood, then time of day
 
 
 class Population:

@@ -83,6 +83,7 @@ void a_task_may_call_the_pool() {
   for (int n : times) CHECK(n == 1, n);
 }
 
+#if !defined(__SANITIZE_THREAD__)  // it does not follow the threads of a forked child
 void a_forked_child_has_a_pool_of_its_own() {
   check_run(100, 4);
   for (int generation = 0; generation < 3; ++generation) {
@@ -125,12 +126,13 @@ void a_child_forked_beside_a_busy_pool_works() {
   stop.store(true);
   busy.join();
 }
+#endif
 
 }  // namespace
 }  // namespace shoal
 
 int main() {
-#if !defined(__SANITIZE_THREAD__)  // it does not follow threads that a forked child starts
+#if !defined(__SANITIZE_THREAD__)
   shoal::a_forked_child_has_a_pool_of_its_own();
 #endif
   shoal::every_task_runs_exactly_once();

@@ -7,22 +7,22 @@ namespace shoal {
 static Keys keys_of(const Integers& keys) { return {keys.data(), is_narrow(keys)}; }
 
 static std::vector<int64_t> find_keys(const std::vector<Index*>& indexes,
-                                      const std::vector<std::tuple<int64_t, int64_t>>& bounds, Integers keys,
+                                      const std::vector<std::tuple<int64_t, int64_t, int64_t>>& bounds, Integers keys,
                                       Vector<int32_t> slots, int threads) {
   std::vector<KeyRange> ranges;
   for (size_t i = 0; i < indexes.size(); ++i)
-    ranges.push_back({indexes[i], std::get<0>(bounds[i]), std::get<1>(bounds[i])});
+    ranges.push_back({indexes[i], std::get<0>(bounds[i]), std::get<1>(bounds[i]), std::get<2>(bounds[i])});
   std::vector<int64_t> missing(ranges.size());
   find(ranges, keys_of(keys), slots_of(slots), missing.data(), threads);
   return missing;
 }
 
-static std::vector<Missing> missing_keys(const std::vector<std::vector<std::tuple<int64_t, int64_t>>>& bounds,
+static std::vector<Missing> missing_keys(const std::vector<std::vector<std::tuple<int64_t, int64_t, int64_t>>>& bounds,
                                          Integers keys, Vector<int32_t> slots, int threads) {
   std::vector<Missing> missing(bounds.size());
   ThreadPool::instance().run(int64_t(bounds.size()), threads, [&](int64_t t) {
     std::vector<KeyRange> ranges;
-    for (auto [begin, end] : bounds[size_t(t)]) ranges.push_back({nullptr, begin, end});
+    for (auto [begin, end, shift] : bounds[size_t(t)]) ranges.push_back({nullptr, begin, end, shift});
     missing[size_t(t)] = collect_missing(ranges, keys_of(keys), slots_of(slots));
   });
   return missing;
@@ -97,7 +97,7 @@ void bind_index(nb::module_& m) {
            "(keys, slots) of a range of buckets, without the slots below `from_slot`");
 
   m.def("find", &find_keys, nb::arg("indexes"), nb::arg("bounds"), nb::arg("keys"), nb::arg("slots"),
-        nb::arg("threads"), Released(), "Slots of keys[begin:end] of each index; returns how many are missing of each");
+        nb::arg("threads"), Released(), "Slots of keys[begin:end] of each index, written from slots[shift + begin]; returns how many are missing of each");
   m.def("missing", &missing_keys, nb::arg("bounds"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"), Released());
   m.def("reserve", &reserve_all, nb::arg("indexes"), nb::arg("more"), nb::arg("threads"));
   m.def("insert", &insert_all, nb::arg("indexes"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"));

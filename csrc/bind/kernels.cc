@@ -23,6 +23,7 @@ struct BoundBags {
     bags.narrow_keys = is_narrow(keys);
     bags.narrow_offsets = is_narrow(offsets);
     bags.batch = batch;
+    bags.count = int64_t(keys.shape(0));
     bags.slots = slots_of(slots);
     bags.weights = weights ? weights->data() : nullptr;
   }
@@ -135,11 +136,11 @@ void bind_kernels(nb::module_& m) {
   nb::class_<BoundPoolFeature>(m, "PoolFeature", "How one feature of a batch reads one table")
       .def(
           "__init__",
-          [](BoundPoolFeature* self, const Rows& rows, int64_t source, Pooling pooling, bool silent, const Init& missing,
-             int64_t column) {
-            new (self) BoundPoolFeature{{&rows, source, pooling, silent, missing, nullptr, 0}, column};
+          [](BoundPoolFeature* self, const Rows& rows, int64_t source, int64_t copy, Pooling pooling, bool silent,
+             const Init& missing, int64_t column) {
+            new (self) BoundPoolFeature{{&rows, source, copy, pooling, silent, missing, nullptr, 0}, column};
           },
-          nb::arg("rows"), nb::arg("source"), nb::arg("pooling"), nb::arg("silent"), nb::arg("missing"),
+          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("silent"), nb::arg("missing"),
           nb::arg("column"), nb::keep_alive<1, 2>());
   m.def("pool", &pool_columns, nb::arg("features"), nb::arg("bags"), nb::arg("out"), nb::arg("threads"), Released(),
         "Every feature into its columns of one output");
@@ -175,10 +176,10 @@ void bind_kernels(nb::module_& m) {
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",
-          [](BoundUpdateFeature* self, int64_t table, int64_t source, Pooling pooling, int64_t column) {
-            new (self) BoundUpdateFeature{{table, source, pooling, nullptr, 0}, column};
+          [](BoundUpdateFeature* self, int64_t table, int64_t source, int64_t copy, Pooling pooling, int64_t column) {
+            new (self) BoundUpdateFeature{{table, source, copy, pooling, nullptr, 0}, column};
           },
-          nb::arg("table"), nb::arg("source"), nb::arg("pooling"), nb::arg("column"));
+          nb::arg("table"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("column"));
   m.def("update", &update_rows, nb::arg("tables"), nb::arg("features"), nb::arg("grads"), nb::arg("bags"),
         nb::arg("threads"), Released(),
         "The optimizers' steps; returns, by table, (rows changed, gradients dropped for erased rows, rows whose sum "

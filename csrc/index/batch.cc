@@ -28,13 +28,14 @@ void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64
   ThreadPool::instance().run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
     const Task& task = tasks[t];
     const Index& index = *ranges[task.range].index;
+    uint32_t* out = slots + ranges[task.range].shift + task.begin;
     size_t n = static_cast<size_t>(task.end - task.begin), lost = n;
     if (index.size() == 0)
-      std::fill(slots + task.begin, slots + task.end, kNoSlot);
+      std::fill(out, out + n, kNoSlot);
     else if (keys.narrow)
-      lost = table.find32(index.view(), static_cast<const int32_t*>(keys.data) + task.begin, n, slots + task.begin);
+      lost = table.find32(index.view(), static_cast<const int32_t*>(keys.data) + task.begin, n, out);
     else
-      lost = table.find64(index.view(), static_cast<const int64_t*>(keys.data) + task.begin, n, slots + task.begin);
+      lost = table.find64(index.view(), static_cast<const int64_t*>(keys.data) + task.begin, n, out);
     if (lost)
       std::atomic_ref<int64_t>(missing[task.range]).fetch_add(static_cast<int64_t>(lost), std::memory_order_relaxed);
   });
@@ -44,7 +45,10 @@ Missing collect_missing(const std::vector<KeyRange>& ranges, Keys keys, const ui
   Missing missing;
   for (const KeyRange& range : ranges)
     for (int64_t at = range.begin; at < range.end; ++at)
-      if (slots[at] == kNoSlot) missing.positions.push_back(at);
+      if (slots[range.shift + at] == kNoSlot) {
+        missing.positions.push_back(at);
+        missing.places.push_back(range.shift + at);
+      }
   missing.which.resize(missing.positions.size());
 
   // An open-addressed set of the distinct keys, as numbers into missing.keys; at most half full.
@@ -65,7 +69,7 @@ Missing collect_missing(const std::vector<KeyRange>& ranges, Keys keys, const ui
 }
 
 void Missing::fill(const uint32_t* slots_of_keys, uint32_t* slots) const {
-  for (size_t i = 0; i < positions.size(); ++i) slots[positions[i]] = slots_of_keys[which[i]];
+  for (size_t i = 0; i < places.size(); ++i) slots[places[i]] = slots_of_keys[which[i]];
 }
 
 }  // namespace shoal

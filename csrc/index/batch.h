@@ -9,11 +9,12 @@
 
 namespace shoal {
 
-// Keys of one feature: positions [begin, end) of a batch belong to `index`.
+// Keys of one feature: positions [begin, end) of a batch belong to `index`; position i has its slot at slots[shift + i].
 struct KeyRange {
   const Index* index;
   int64_t begin;
   int64_t end;
+  int64_t shift = 0;
 };
 
 // A batch's keys as they came: int64, or int32 if `narrow`.
@@ -25,13 +26,14 @@ struct Keys {
   }
 };
 
-// slots[i] for every position of the ranges; missing[r] = how many of range r have no slot.
+// The slot of every position of the ranges; missing[r] = how many of range r have no slot.
 void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64_t* missing, int threads);
 
 // The keys of one table that have no slot: each once, in order of first appearance, and where they stand in the batch.
 struct Missing {
   std::vector<int64_t> keys;
   std::vector<int64_t> positions;
+  std::vector<int64_t> places;  // where the slots of the positions are
   std::vector<uint32_t> which;  // positions[i] holds keys[which[i]]
 
   // Gives every position the slot of its key.

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int32_t kDim = 48;
 constexpr int64_t kPairs = 45000;  // keys come and go in pairs 2 i, 2 i + 1
-constexpr int64_t kBatchPairs = 2500;
+constexpr int64_t kBatchPairs = 3000;
 constexpr int kReaders = 3;
 const Init kInit{InitKind::constant, 1.0f, 0.0f, 0};
 

@@ -160,7 +160,7 @@ class Walk {
       else
         erase(step);
       if (random_.below(8) == 0) reassign(step);
-      if (shrinks && random_.below(3) == 0) shrink(random_.below(2 * step) + random_.below(2));
+      if (shrinks && random_.below(3) == 0) shrink(random_.below(2 * step + 1));
       if (half_way(index.view()) && !looked && random_.below(4) == 0) {
         verify();
         looked = true;
@@ -252,7 +252,7 @@ void a_shrink_turns_into_a_growth_and_back() {
   walk.erase(walk.size() - 60000);
   for (int round = 0; round < 6; ++round) {
     // Half of the shrink, then keys until it has to go back up, then erases until it goes on down.
-    CHECK(!walk.shrink(5000 + 3000 * round));
+    CHECK(!walk.shrink(6000), round);
     walk.verify();
     int64_t turned = walk.shrinks_turned;
     for (int i = 0; i < 200 && walk.shrinks_turned == turned; ++i) walk.insert(200);
@@ -397,7 +397,7 @@ void a_chain_of_more_keys_than_a_bucket_can_count() {
 #if !SHOAL_SANITIZED
 void no_key_is_lost_where_memory_ends() {
   constexpr size_t kMiB = size_t{1} << 20;
-  for (size_t extra = 0; extra < 40; extra += 2) {
+  for (size_t extra = 0; extra < 40; extra += 4) {
     Walk walk(9, mixed_key);
     CHECK(walk.index.reserve(1900000).ok());
     walk.insert(20000);

@@ -65,7 +65,7 @@ int64_t element_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 // The row of position i; a missing one is born into `scratch`.
 template <Dtype D>
 inline const char* row_at(const PoolFeature& feature, const Bags& bags, int64_t i, float* born_at, float* scratch) {
-  uint32_t slot = bags.slots[i];
+  uint32_t slot = bags.slots_of(feature.copy)[i];
   if (slot != kNoSlot) return feature.rows->weights(slot);
   born(feature.missing, bags.key(i), feature.rows->dim, scratch);
   store_nearest<D>(reinterpret_cast<char*>(born_at), feature.rows->dim, scratch);
@@ -79,11 +79,12 @@ void run_bags(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int
   const int32_t dim = rows.dim;
   const int64_t first = feature.source * bags.batch, ahead = rows_ahead(rows);
   const int64_t last = bags.offset(first + end);
+  const uint32_t* slots = bags.slots_of(feature.copy);
   float* acc = scratch;
   float* wide = scratch + dim;
   float* missing = scratch + 2 * dim;
   for (int64_t i = bags.offset(first + begin), stop = i + ahead < last ? i + ahead : last; i < stop; ++i)
-    if (bags.slots[i] != kNoSlot) prefetch_row(rows.weights(bags.slots[i]), rows.weight_bytes);
+    if (slots[i] != kNoSlot) prefetch_row(rows.weights(slots[i]), rows.weight_bytes);
   for (int64_t bag = begin; bag < end; ++bag) {
     int64_t from = bags.offset(first + bag), to = bags.offset(first + bag + 1);
     char* target = feature.out + bag * feature.stride * element_bytes(out_dtype);
@@ -94,8 +95,8 @@ void run_bags(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int
       int64_t n = to - piece < kPieceRows ? to - piece : kPieceRows;
       const char* row[kPieceRows];
       for (int64_t r = 0; r < n; ++r) {
-        if (piece + r + ahead < last && bags.slots[piece + r + ahead] != kNoSlot)
-          prefetch_row(rows.weights(bags.slots[piece + r + ahead]), rows.weight_bytes);
+        if (piece + r + ahead < last && slots[piece + r + ahead] != kNoSlot)
+          prefetch_row(rows.weights(slots[piece + r + ahead]), rows.weight_bytes);
         row[r] = row_at<D>(feature, bags, piece + r, missing + r * dim, wide);
       }
       if (bags.weights)
@@ -117,11 +118,12 @@ void run_keys(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int
   const Rows& rows = *feature.rows;
   const int32_t dim = rows.dim;
   const int64_t base = bags.offset(feature.source * bags.batch), ahead = rows_ahead(rows);
+  const uint32_t* slots = bags.slots_of(feature.copy);
   float* wide = scratch;
   float* missing = scratch + dim;
   for (int64_t i = begin; i < end; ++i) {
-    if (i + ahead < end && bags.slots[base + i + ahead] != kNoSlot)
-      prefetch_row(rows.weights(bags.slots[base + i + ahead]), rows.weight_bytes);
+    if (i + ahead < end && slots[base + i + ahead] != kNoSlot)
+      prefetch_row(rows.weights(slots[base + i + ahead]), rows.weight_bytes);
     const char* row = row_at<D>(feature, bags, base + i, missing, wide);
     char* target = feature.out + i * feature.stride * element_bytes(out_dtype);
     if (D == out_dtype && !bags.weights) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -88,12 +89,13 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
       (bags.offset(first + middle) <= chunk.begin ? low : high) = middle;
     }
     int shift = split[static_cast<size_t>(chunk.table)].shift;
+    const uint32_t* slots = bags.slots_of(features[static_cast<size_t>(chunk.feature)].copy);
     int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
     for (int64_t bag = low, at = chunk.begin; at < chunk.end; ++bag) {
       int64_t end = std::min(bags.offset(first + bag + 1), chunk.end);
       for (; at < end; ++at) {
         bag_of[static_cast<size_t>(at)] = static_cast<uint32_t>(bag);
-        if (bags.slots[at] != kNoSlot) ++histogram[bags.slots[at] >> shift];
+        if (slots[at] != kNoSlot) ++histogram[slots[at] >> shift];
       }
     }
   });
@@ -121,9 +123,10 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     int shift = split[static_cast<size_t>(chunk.table)].shift;
+    const uint32_t* slots = bags.slots_of(features[static_cast<size_t>(chunk.feature)].copy);
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
     for (int64_t at = chunk.begin; at < chunk.end; ++at)
-      if (uint32_t slot = bags.slots[at]; slot != kNoSlot)
+      if (uint32_t slot = slots[at]; slot != kNoSlot)
         pairs[static_cast<size_t>(next[slot >> shift]++)] = static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(at);
   });
 
@@ -153,21 +156,24 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
 void weight_gradients(const std::vector<const Rows*>& rows, const std::vector<UpdateFeature>& features,
                       const std::vector<Init>& missing, const Bags& bags, float* out, int threads) {
   constexpr int64_t kBagsPerTask = 64;
+  // Features of the same keys, in several tables, add to the same numbers: one task does all of them.
+  std::map<int64_t, std::vector<size_t>> by_source;
+  for (size_t f = 0; f < features.size(); ++f) by_source[features[f].source].push_back(f);
   struct Task {
-    size_t feature;
+    const std::vector<size_t>* features;
     int64_t begin, end;
   };
   std::vector<Task> tasks;
-  for (size_t f = 0; f < features.size(); ++f)
+  for (const auto& [source, same] : by_source)
     for (int64_t bag = 0; bag < bags.batch; bag += kBagsPerTask)
-      tasks.push_back({f, bag, std::min(bag + kBagsPerTask, bags.batch)});
+      tasks.push_back({&same, bag, std::min(bag + kBagsPerTask, bags.batch)});
   const UpdateKernel& kernel = update_kernel();
   ThreadPool::instance().run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
     const Task& task = tasks[static_cast<size_t>(t)];
-    const UpdateFeature& feature = features[task.feature];
-    const Rows& table = *rows[task.feature];
-    auto scratch = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(update_scratch_floats(table.dim)));
-    kernel.weight_gradients(feature, table, missing[task.feature], bags, task.begin, task.end, out, scratch.get());
+    for (size_t f : *task.features) {
+      auto scratch = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(update_scratch_floats(rows[f]->dim)));
+      kernel.weight_gradients(features[f], *rows[f], missing[f], bags, task.begin, task.end, out, scratch.get());
+    }
   });
 }
 

@@ -54,6 +54,7 @@ struct UpdateTable {
 struct UpdateFeature {
   int64_t table = 0;
   int64_t source = 0;
+  int64_t copy = 0;
   Pooling pooling = Pooling::sum;
   const float* grad = nullptr;  // row i at grad + i * stride
   int64_t stride = 0;
@@ -69,7 +70,7 @@ struct UpdateCounts {
 std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const std::vector<UpdateFeature>& features,
                     const Bags& bags, int threads);
 
-// d loss / d weight of every position of the features: its output gradient times its row. `rows` and `missing` go by
+// Adds d loss / d weight of every position of the features: its output gradient times its row. `rows` and `missing` go by
 // feature; UpdateFeature::table is not read.
 void weight_gradients(const std::vector<const Rows*>& rows, const std::vector<UpdateFeature>& features,
                       const std::vector<Init>& missing, const Bags& bags, float* out, int threads);

@@ -230,11 +230,12 @@ UpdateCounts run_any(const UpdatePart& part, const Bags& bags, const uint64_t* s
 void position_gradients(const UpdateFeature& feature, const Rows& rows, const Init& missing, const Bags& bags,
                       int64_t begin, int64_t end, float* out, float* scratch) {
   const int64_t first = feature.source * bags.batch, base = bags.offset(first);
+  const uint32_t* slots = bags.slots_of(feature.copy);
   for (int64_t bag = begin; bag < end; ++bag) {
     int64_t from = bags.offset(first + bag), to = bags.offset(first + bag + 1);
     for (int64_t i = from; i < to; ++i) {
-      if (bags.slots[i] != kNoSlot)
-        load_row(rows.dtype, rows.weights(bags.slots[i]), rows.dim, scratch);
+      if (slots[i] != kNoSlot)
+        load_row(rows.dtype, rows.weights(slots[i]), rows.dim, scratch);
       else {
         born(missing, bags.key(i), rows.dim, scratch);
         // As it would read: rounded to the rows' dtype.
@@ -243,7 +244,7 @@ void position_gradients(const UpdateFeature& feature, const Rows& rows, const In
       }
       int64_t at = feature.pooling == Pooling::none ? i - base : bag;
       float gradient = dot(feature.grad + at * feature.stride, scratch, rows.dim);
-      out[i] = feature.pooling == Pooling::mean ? gradient / static_cast<float>(to - from) : gradient;
+      out[i] += feature.pooling == Pooling::mean ? gradient / static_cast<float>(to - from) : gradient;
     }
   }
 }

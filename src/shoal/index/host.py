@@ -81,11 +81,17 @@ class HostIndex:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """keys[begin:end] of a batch belong to `index`."""
+    """keys[begin:end] of a batch belong to `index`; key i has its slot at slots[shift + i]."""
 
     index: HostIndex
     begin: int
     end: int
+    shift: int = 0
+
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        """begin, end and shift."""
+        return (self.begin, self.end, self.shift)
 
 
 class Missing:
@@ -106,12 +112,13 @@ class Missing:
 def find(ranges: Sequence[KeyRange], keys: Tensor, slots: Tensor) -> list[int]:
     """Write the slot of every key of every range; returns how many each lacks."""
     return _native.find(
-        [r.index.native for r in ranges], [(r.begin, r.end) for r in ranges], keys, slots, get_num_threads()
+        [r.index.native for r in ranges], [r.bounds for r in ranges], keys, slots, get_num_threads()
     )
 
 
-def missing(bounds: Sequence[Sequence[tuple[int, int]]], keys: Tensor, slots: Tensor) -> list[Missing]:
+def missing(tables: Sequence[Sequence[KeyRange]], keys: Tensor, slots: Tensor) -> list[Missing]:
     """For every table, given as its ranges of the batch, the keys that `find` gave no slot."""
+    bounds = [[r.bounds for r in ranges] for ranges in tables]
     return [Missing(native) for native in _native.missing(bounds, keys, slots, get_num_threads())]
 
 

@@ -55,13 +55,13 @@ class EmbeddingBagCollection(Collection):
         weights = None if self._is_weighted is False else features.weights_or_none()
         if self._is_weighted and weights is None:
             raise InputError(f"[{type(self).__name__}] is_weighted=True wants weights; the batch has none.")
-        lookup, columns = self._lookup(features.keys()), sum(self._dims)
+        lookup, token, columns = self._lookup(features.keys()), self._token_now(), sum(self._dims)
         if torch.is_grad_enabled() and (self.training or (weights is not None and weights.requires_grad)):
-            out = PooledLookup.apply(self._anchor, self._token, lookup, values, offsets, weights, columns)
+            out = PooledLookup.apply(self._anchor, token, lookup, values, offsets, weights, columns)
         else:
             out, _ = ops.lookup(
                 lookup.group,
-                self._token,
+                token,
                 lookup.names,
                 values,
                 offsets,

@@ -160,6 +160,15 @@ class Collection(nn.Module):
     def _lookup(self, names: Sequence[str]) -> Lookup:
         return Lookup(self._group.name, list(names), self.training, self._output_dtype)
 
+    def _token_now(self) -> Tensor:
+        """What the ops say that they change: see table/ops.py."""
+        if not torch.compiler.is_exporting():
+            return self._token
+        if self.training:
+            raise ConfigError(f"[{self.name}] torch.export wants a model that does not train. Call eval() first.")
+        # A program may not change its constants. A token of its own for each run is enough to read.
+        return torch.zeros(1, dtype=torch.float32, device="cpu")
+
     # ---- saving and copying
 
     @property

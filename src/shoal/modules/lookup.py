@@ -75,8 +75,11 @@ def rows_of_each(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """The rows of every feature, of the given shapes, and the lease."""
     sizes = [keys * dim for keys, dim in shapes]
+    size = 0
+    for part in sizes:  # the compiler makes an op of sum() that an exported program cannot be saved with
+        size += part
     flat, lease = ops.lookup_each(
-        lookup.group, token, lookup.names, values, offsets, sum(sizes), lookup.training, keep, lookup.dtype
+        lookup.group, token, lookup.names, values, offsets, size, lookup.training, keep, lookup.dtype
     )
     return tuple(part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)), lease
 

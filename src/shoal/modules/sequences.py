@@ -43,16 +43,16 @@ class EmbeddingCollection(Collection):
         features = features_of(type(self).__name__, features)
         names = list(features.keys())
         values, offsets = features.values(), features.offsets()
-        lookup = self._lookup(names)
+        lookup, token = self._lookup(names), self._token_now()
         keys = features.length_per_key()
         if torch.compiler.is_compiling():
             for count in keys:
                 torch._check(count >= 0)  # the lookup makes sure of it
         shapes = [(keys[names.index(source)], dim) for source, dim in zip(self._sources, self._dims, strict=True)]
         if torch.is_grad_enabled() and self.training:
-            outs = EachLookup.apply(self._anchor, self._token, lookup, values, offsets, shapes)
+            outs = EachLookup.apply(self._anchor, token, lookup, values, offsets, shapes)
         else:
-            outs, _ = rows_of_each(self._token, lookup, values, offsets, shapes, keep=False)
+            outs, _ = rows_of_each(token, lookup, values, offsets, shapes, keep=False)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)
         results = {}
         for name, source, out in zip(self._names, self._sources, outs, strict=True):

@@ -99,8 +99,10 @@ class Group:
         """The keys of a training lookup that no backward follows were used all the same."""
         for part in batch.plan.parts:
             if part.trains and batch.training:
-                begin, end = batch.bounds[part.source], batch.bounds[part.source + 1]
-                self.tables[part.table].storage.touch(batch.slots, begin, end, batch.scores[part.table])
+                used = self._range(batch, part)
+                self.tables[part.table].storage.touch(
+                    batch.slots, used.shift + used.begin, used.shift + used.end, batch.scores[part.table]
+                )
 
     def clear(self, numbers: Sequence[int]) -> None:
         """Forget all rows of some tables, and with them every forward that waits for its backward. Call while writing."""
@@ -158,7 +160,8 @@ class Group:
             return out, Leases.none()
 
     def _range(self, batch: Batch, part: Part) -> KeyRange:
-        return KeyRange(self.tables[part.table].index, batch.bounds[part.source], batch.bounds[part.source + 1])
+        begin, end = batch.bounds[part.source], batch.bounds[part.source + 1]
+        return KeyRange(self.tables[part.table].index, begin, end, part.copy * len(batch.values))
 
     def _batch(
         self, names: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None, training: bool
@@ -172,7 +175,7 @@ class Group:
         values, offsets = values.contiguous(), offsets.contiguous()
         if weights is not None:
             weights = weights.detach().to(torch.float32).contiguous()
-        slots = torch.empty(values.numel(), dtype=torch.int32, device="cpu")
+        slots = torch.empty(plan.copies * values.numel(), dtype=torch.int32, device="cpu")
         bags = _native.Bags(values, offsets, size, slots, weights)
         bags.check(len(names))
         bounds = offsets[::size].tolist() if size else [0] * (len(names) + 1)
@@ -225,8 +228,8 @@ class Group:
         if not parts:
             return
         tables = [self.tables[number] for number in parts]
-        bounds = [[(batch.bounds[p.source], batch.bounds[p.source + 1]) for p in ps] for ps in parts.values()]
-        new = missing(bounds, batch.values, batch.slots)
+        ranges = [[self._range(batch, part) for part in table_parts] for table_parts in parts.values()]
+        new = missing(ranges, batch.values, batch.slots)
         for table, keys in zip(tables, new, strict=True):
             table.make_room(len(keys))
         slots = [table.storage.take(len(keys)) for table, keys in zip(tables, new, strict=True)]
@@ -258,7 +261,7 @@ class Group:
             if weight_gradient:
                 plan = batch.plan
                 result = weight_gradients(
-                    plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, len(batch.slots)
+                    plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, len(batch.values)
                 )
             if batch.training and batch.plan.trained:
                 self._apply(batch, rows)
@@ -330,4 +333,4 @@ class Group:
         """Between leases, give memory of erased rows back: a little in each call."""
         if all(other.applied for other in self._leases.live()):
             for table in self.tables:
-                table.compact(len(batch.slots) // len(self.tables))
+                table.compact(len(batch.values) // len(self.tables))

@@ -5,6 +5,7 @@ batch keep their slots. Autograd frees it after the backward or when the graph i
 the group deals with it at its next call, since it can come from any thread and in the middle of anything.
 """
 
+import itertools
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -43,12 +44,11 @@ class Leases:
     def __init__(self) -> None:
         self._live: dict[int, Batch] = {}
         self._ended: deque[int] = deque()
-        self._next = 1
+        self._numbers = itertools.count(1)
 
     def begin(self, batch: Batch) -> Tensor:
         """Keep `batch` for as long as the returned tensor's storage lives."""
-        number = self._next
-        self._next += 1
+        number = next(self._numbers)
         self._live[number] = batch
         memory = _Memory(number.to_bytes(8, "little"))
         weakref.finalize(memory, self._ended.append, number).atexit = False

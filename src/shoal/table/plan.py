@@ -18,6 +18,7 @@ class Part:
     table: int
     feature: Feature
     source: int
+    copy: int  # which of the batch's slots are this table's; a feature may feed several
     column: int
     dim: int
     trains: bool  # inserts unseen keys and updates rows, in training
@@ -31,6 +32,7 @@ class Plan:
         self.names = tuple(names)
         self.parts: list[Part] = []
         self.columns = 0
+        uses: dict[str, int] = {}
         for number, table in enumerate(tables):
             for feature in table.config.features:
                 if feature.name not in sources:
@@ -39,7 +41,8 @@ class Plan:
                         f"{', '.join(map(repr, names)) or 'no features'}."
                     )
                 trains = feature.mode != "read" and table.config.optimizer is not None
-                part = Part(number, feature, sources[feature.name], self.columns, table.config.dim, trains)
+                copy = uses[feature.name] = uses.get(feature.name, -1) + 1
+                part = Part(number, feature, sources[feature.name], copy, self.columns, table.config.dim, trains)
                 self.parts.append(part)
                 if table.config.pooling != "none":  # sequences have an output each, and no columns
                     self.columns += table.config.dim
@@ -47,6 +50,7 @@ class Plan:
             _native.PoolFeature(
                 tables[part.table].storage.rows,
                 part.source,
+                part.copy,
                 POOLINGS[tables[part.table].config.pooling],
                 part.feature.mode == "write",
                 tables[part.table].missing,
@@ -54,6 +58,8 @@ class Plan:
             )
             for part in self.parts
         ]
+
+        self.copies = max(uses.values()) + 1
 
         # Backward: the tables that train, and which of the parts feed them.
         self.trained = sorted({part.table for part in self.parts if part.trains})
@@ -70,4 +76,5 @@ class Plan:
 
     @staticmethod
     def _update_feature(tables: Sequence[HostTable], part: Part, table: int) -> _native.UpdateFeature:
-        return _native.UpdateFeature(table, part.source, POOLINGS[tables[part.table].config.pooling], part.column)
+        pooling = POOLINGS[tables[part.table].config.pooling]
+        return _native.UpdateFeature(table, part.source, part.copy, pooling, part.column)
