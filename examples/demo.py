@@ -83,18 +83,17 @@ def compare(source: Source, seed: int, console: Console) -> Report:
     )
 
 
-def positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"wanted 1 or more; got {text}")
+def whole_number(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"wanted a whole number, {least} or more; got {text!r}")
     return int(text)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="demo", description="A growing table beside a hashed one of the same memory.")
-    parser.add_argument("--steps", type=positive, default=2400, help="batches to train on at most (%(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the clicks, the rows and the dense weights (%(default)s)"
-    )
+    steps, seed = partial(whole_number, least=1), partial(whole_number, least=0)
+    parser.add_argument("--steps", type=steps, default=2400, help="batches to train on at most (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="of clicks, rows and dense weights (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for demo.png (%(default)s/)")
     files = parser.add_mutually_exclusive_group()
     files.add_argument("--criteo", type=Path, metavar="FILE", help="Criteo tsv, plain or gzipped")
@@ -103,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)  # so small a model gains nothing from a second, which would only wait
     console = Console()
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         source: Source
         if options.criteo:
             source = Criteo(options.criteo, options.steps)
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             source = ClickStream(options.steps, options.seed)
         report = compare(source, options.seed, console)
-    except ReadError as error:
+    except (ReadError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     show(report, console)

@@ -1,17 +1,13 @@
-"""Two tables, ids of any size, a training step, rows read back. Run it with `python -m examples.quickstart`."""
+"""Two tables, ids of any size, training, rows read back. Run it with `python -m examples.quickstart`."""
 
 import torch
 
 import shoal
 
-tables = [
-    shoal.Table("item", dim=16, features=["item", "history"], optimizer=shoal.RowwiseAdagrad(lr=0.05)),
-    shoal.Table("user", dim=16),
-]
+tables = [shoal.Table("item", dim=16, features=["item", "history"]), shoal.Table("user", dim=16)]
 bags = shoal.EmbeddingBagCollection(tables, seed=0)
 top = torch.nn.Linear(3 * 16, 1)
-adam = torch.optim.Adam(top.parameters())
-
+adam = torch.optim.Adam(top.parameters(), lr=0.01)
 ids = shoal.KeyedJaggedTensor(  # two samples; the second has an empty history
     keys=["user", "item", "history"],
     values=torch.tensor([7, -8, 10**18, 42, 5, 42, 10**18]),
@@ -19,12 +15,12 @@ ids = shoal.KeyedJaggedTensor(  # two samples; the second has an empty history
 )
 clicks = torch.tensor([[1.0], [0.0]])
 for _ in range(100):
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(top(bags(ids).values()), clicks)
     adam.zero_grad()
-    loss.backward()  # new ids got rows in the forward pass; rows are updated here
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(top(bags(ids).values()), clicks)
+    loss.backward()  # unseen ids got rows in the forward pass; all rows are updated here
     adam.step()
 
 bags.eval()  # from here on nothing is inserted
 print(f"loss {loss:.4f}; bags(ids)['user'] is {list(bags(ids)['user'].shape)}")
 item = bags.table("item")
-print(f"{len(item)} items; item 42 starts with {item.lookup(torch.tensor([42]))[0, :4]}")
+print(f"{len(item)} items; item 42 starts with {item.lookup([42])[0, :4].tolist()}")

@@ -33,7 +33,7 @@ class Report:
 
     @property
     def memory(self) -> str:
-        return f"{self.bytes / 2**20:.1f} MiB"
+        return f"{self.bytes / 2**20:.1f} MiB" if self.bytes >= 2**20 else f"{self.bytes / 2**10:.0f} KiB"
 
 
 def second_half(values: list[float]) -> float:
@@ -88,7 +88,6 @@ def draw(report: Report, folder: Path) -> Path:
         for panel in (top, bottom):
             panel.grid(alpha=0.25)
             panel.legend(loc="best", frameon=False)
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "demo.png"
         figure.savefig(path, dpi=120)
         pyplot.close(figure)

@@ -35,7 +35,9 @@ struct Lanes {
   static constexpr int count = 4;
   __m256i v;
   static SHOAL_INLINE Lanes of(uint64_t x) { return {_mm256_set1_epi64x(static_cast<int64_t>(x))}; }
-  static SHOAL_INLINE Lanes load(const uint64_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+  static SHOAL_INLINE Lanes load(const uint64_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+  }
   SHOAL_INLINE void store(uint64_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   SHOAL_INLINE Lanes times(Lanes b) const { return {_mm256_mul_epu32(v, b.v)}; }
   SHOAL_INLINE Lanes high() const { return {_mm256_srli_epi64(v, 32)}; }

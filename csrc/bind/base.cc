@@ -24,9 +24,9 @@ static nb::object output(size_t rows, size_t columns, Dtype dtype) {
   void* data = Buffers::instance().acquire(bytes);
   if (!data) raise({Code::memory, "the operating system refused " + std::to_string(bytes) + " bytes for an output"});
   nb::capsule owner(data, [](void* p) noexcept { Buffers::instance().release(p); });
-  nb::dlpack::dtype type{static_cast<uint8_t>(dtype == Dtype::bf16 ? nb::dlpack::dtype_code::Bfloat
-                                                                    : nb::dlpack::dtype_code::Float),
-                         static_cast<uint8_t>(dtype == Dtype::f32 ? 32 : 16), 1};
+  nb::dlpack::dtype type{
+      static_cast<uint8_t>(dtype == Dtype::bf16 ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float),
+      static_cast<uint8_t>(dtype == Dtype::f32 ? 32 : 16), 1};
   return nb::cast(nb::ndarray<nb::pytorch>(data, {rows, columns}, owner, {}, type));
 }
 

@@ -51,7 +51,7 @@ static void reserve_all(const std::vector<Index*>& indexes, const std::vector<in
   for (const Status& status : statuses) raise(status);
 }
 
-static nb::tuple entries(const Index& index, uint64_t from, uint64_t to, uint32_t from_slot) {
+static auto entries(const Index& index, uint64_t from, uint64_t to, uint32_t from_slot) {
   std::vector<int64_t> keys;
   std::vector<int32_t> slots;
   index.scan(from, to, [&](int64_t key, uint32_t slot) {
@@ -59,7 +59,7 @@ static nb::tuple entries(const Index& index, uint64_t from, uint64_t to, uint32_
     keys.push_back(key);
     slots.push_back(static_cast<int32_t>(slot));
   });
-  return nb::make_tuple(to_tensor(std::move(keys)), to_tensor(std::move(slots)));
+  return std::make_tuple(to_tensor(std::move(keys)), to_tensor(std::move(slots)));
 }
 
 void bind_index(nb::module_& m) {
@@ -97,7 +97,9 @@ void bind_index(nb::module_& m) {
            "(keys, slots) of a range of buckets, without the slots below `from_slot`");
 
   m.def("find", &find_keys, nb::arg("indexes"), nb::arg("bounds"), nb::arg("keys"), nb::arg("slots"),
-        nb::arg("threads"), Released(), "Slots of keys[begin:end] of each index, written from slots[shift + begin]; returns how many are missing of each");
+        nb::arg("threads"), Released(),
+        "Slots of keys[begin:end] of each index, written from slots[shift + begin]; returns how many are missing of "
+        "each");
   m.def("missing", &missing_keys, nb::arg("bounds"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"), Released());
   m.def("reserve", &reserve_all, nb::arg("indexes"), nb::arg("more"), nb::arg("threads"));
   m.def("insert", &insert_all, nb::arg("indexes"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"));

@@ -1,6 +1,6 @@
-#include <optional>
-
 #include <nanobind/stl/optional.h>
+
+#include <optional>
 
 #include "bind/bind.h"
 #include "kernels/pool.h"
@@ -104,10 +104,7 @@ void bind_kernels(nb::module_& m) {
           "__init__",
           [](Init* self, InitKind kind, float a, float b, uint64_t stream) { new (self) Init{kind, a, b, stream}; },
           nb::arg("kind"), nb::arg("a") = 0.0f, nb::arg("b") = 0.0f, nb::arg("stream") = 0);
-  nb::enum_<Pooling>(m, "Pooling")
-      .value("none", Pooling::none)
-      .value("sum", Pooling::sum)
-      .value("mean", Pooling::mean);
+  nb::enum_<Pooling>(m, "Pooling").value("none", Pooling::none).value("sum", Pooling::sum).value("mean", Pooling::mean);
   nb::enum_<Optimizer>(m, "Optimizer")
       .value("sgd", Optimizer::sgd)
       .value("momentum", Optimizer::momentum)
@@ -140,8 +137,8 @@ void bind_kernels(nb::module_& m) {
              const Init& missing, int64_t column) {
             new (self) BoundPoolFeature{{&rows, source, copy, pooling, silent, missing, nullptr, 0}, column};
           },
-          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("silent"), nb::arg("missing"),
-          nb::arg("column"), nb::keep_alive<1, 2>());
+          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("silent"),
+          nb::arg("missing"), nb::arg("column"), nb::keep_alive<1, 2>());
   m.def("pool", &pool_columns, nb::arg("features"), nb::arg("bags"), nb::arg("out"), nb::arg("threads"), Released(),
         "Every feature into its columns of one output");
   m.def("pool_each", &pool_each, nb::arg("features"), nb::arg("bags"), nb::arg("outs"), nb::arg("threads"), Released(),

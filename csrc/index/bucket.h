@@ -33,7 +33,9 @@ struct IndexView {
   uint64_t high = 0;
   uint64_t frontier = 0;
 
-  SHOAL_INLINE Bucket* at(uint64_t bucket) const { return chunks[bucket >> kChunkBits] + (bucket & (kChunkBuckets - 1)); }
+  SHOAL_INLINE Bucket* at(uint64_t bucket) const {
+    return chunks[bucket >> kChunkBits] + (bucket & (kChunkBuckets - 1));
+  }
 };
 
 // The lowest bit is dropped so that every hash is below the largest frontier.

@@ -30,8 +30,8 @@ void pool(const std::vector<PoolFeature>& features, const Bags& bags, Dtype out_
   threads = threads_for(work, kRowsPerTask, threads);
   ThreadPool::instance().run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
     const Task& task = tasks[t];
-    auto scratch = std::make_unique_for_overwrite<float[]>(
-        static_cast<size_t>(pool_scratch_floats(task.feature->rows->dim)));
+    auto scratch =
+        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(pool_scratch_floats(task.feature->rows->dim)));
     kernel.run(*task.feature, bags, out_dtype, task.begin, task.end, scratch.get());
   });
 }

@@ -1,5 +1,4 @@
 #include "kernels/pool.h"
-
 #include "kernels/vec.h"
 // clang-format off: births use vec.h
 #include "kernels/birth_isa.h"

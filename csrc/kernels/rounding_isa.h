@@ -35,7 +35,8 @@ static inline void store_stochastic(Dtype dtype, char* row, int32_t dim, const f
   auto* out = reinterpret_cast<uint16_t*>(row);
   stream ^= mix64(step >> 32);
   for (int32_t at = 0; at < dim; at += kPhiloxWords) {
-    philox_blocks(stream, static_cast<uint64_t>(key), static_cast<uint32_t>(at / 4), static_cast<uint32_t>(step), words);
+    philox_blocks(stream, static_cast<uint64_t>(key), static_cast<uint32_t>(at / 4), static_cast<uint32_t>(step),
+                  words);
     int32_t count = dim - at < kPhiloxWords ? dim - at : kPhiloxWords;
     if (dtype == Dtype::bf16)
       for (int32_t i = 0; i < count; ++i) out[at + i] = stochastic_bf16(in[at + i], words[i]);

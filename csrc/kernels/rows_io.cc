@@ -12,9 +12,9 @@ static constexpr int64_t kRowsPerTask = 1024;
 
 template <typename Body>
 static void by_task(int64_t n, int threads, const Body& body) {
-  ThreadPool::instance().run((n + kRowsPerTask - 1) / kRowsPerTask, threads_for(n, kRowsPerTask, threads), [&](int64_t task) {
-    body(task * kRowsPerTask, std::min(kRowsPerTask, n - task * kRowsPerTask));
-  });
+  ThreadPool::instance().run(
+      (n + kRowsPerTask - 1) / kRowsPerTask, threads_for(n, kRowsPerTask, threads),
+      [&](int64_t task) { body(task * kRowsPerTask, std::min(kRowsPerTask, n - task * kRowsPerTask)); });
 }
 
 void birth(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,

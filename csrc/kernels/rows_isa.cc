@@ -9,7 +9,7 @@ using namespace SHOAL_ISA;
 namespace {
 
 void birth_rows(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,
-           const uint32_t* slots, int64_t n, float* scratch) {
+                const uint32_t* slots, int64_t n, float* scratch) {
   for (int64_t i = 0; i < n; ++i) {
     char* weights = rows.weights(slots[i]);
     if (rows.dtype == Dtype::f32) {
@@ -26,7 +26,7 @@ void birth_rows(const Rows& rows, const Init& init, const float* state, double s
 }
 
 void read_rows(const Rows& rows, const Init& missing, const int64_t* keys, const uint32_t* slots, int64_t n,
-                  float* out) {
+               float* out) {
   for (int64_t i = 0; i < n; ++i, out += rows.dim) {
     if (slots[i] != kNoSlot) {
       load_row(rows.dtype, rows.weights(slots[i]), rows.dim, out);
@@ -42,8 +42,7 @@ void read_rows(const Rows& rows, const Init& missing, const int64_t* keys, const
 }
 
 void write_rows(const Rows& rows, const uint32_t* slots, int64_t n, const float* in) {
-  for (int64_t i = 0; i < n; ++i)
-    store_nearest(rows.dtype, rows.weights(slots[i]), rows.dim, in + i * rows.dim);
+  for (int64_t i = 0; i < n; ++i) store_nearest(rows.dtype, rows.weights(slots[i]), rows.dim, in + i * rows.dim);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ int shift_for(const Rows& rows, int64_t parts) {
 }  // namespace
 
 std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const std::vector<UpdateFeature>& features,
-                    const Bags& bags, int threads) {
+                                 const Bags& bags, int threads) {
   ThreadPool& pool = ThreadPool::instance();
   std::vector<TableParts> split(tables.size());
   std::vector<Chunk> chunks;
@@ -127,7 +127,8 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
     for (int64_t at = chunk.begin; at < chunk.end; ++at)
       if (uint32_t slot = slots[at]; slot != kNoSlot)
-        pairs[static_cast<size_t>(next[slot >> shift]++)] = static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(at);
+        pairs[static_cast<size_t>(next[slot >> shift]++)] =
+            static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(at);
   });
 
   std::vector<int64_t> table_of(static_cast<size_t>(part_count));

@@ -68,7 +68,7 @@ struct UpdateCounts {
 
 // What happened to each table. REQUIRES: exclusive access to the tables; slots[i] was found for key i.
 std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const std::vector<UpdateFeature>& features,
-                    const Bags& bags, int threads);
+                                 const Bags& bags, int threads);
 
 // Adds d loss / d weight of every position of the features: its output gradient times its row. `rows` and `missing` go by
 // feature; UpdateFeature::table is not read.

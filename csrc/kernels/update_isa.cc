@@ -1,5 +1,4 @@
 #include "kernels/update.h"
-
 #include "kernels/vec.h"
 // clang-format off: what follows uses vec.h
 #include "kernels/birth_isa.h"
@@ -192,8 +191,7 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
         for (int32_t i = 0; i < dim; ++i) w[i] *= table.max_norm / norm;
     }
     if (!is_f32)
-      store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream,
-                       bags.key(pairs.position(at)), table.step);
+      store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream, bags.key(pairs.position(at)), table.step);
     if (rows.score(tail) < table.score) rows.set_score(tail, table.score);
     rows.flags(tail) |= kChanged | kDirty;
     ++counts.rows;
@@ -228,7 +226,7 @@ UpdateCounts run_any(const UpdatePart& part, const Bags& bags, const uint64_t* s
 }
 
 void position_gradients(const UpdateFeature& feature, const Rows& rows, const Init& missing, const Bags& bags,
-                      int64_t begin, int64_t end, float* out, float* scratch) {
+                        int64_t begin, int64_t end, float* out, float* scratch) {
   const int64_t first = feature.source * bags.batch, base = bags.offset(first);
   const uint32_t* slots = bags.slots_of(feature.copy);
   for (int64_t bag = begin; bag < end; ++bag) {

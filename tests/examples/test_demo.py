@@ -50,12 +50,14 @@ def test_a_bad_file_is_an_error_in_one_line(tmp_path, criteo, capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"demo: {criteo}, line 1501: wanted 40 fields")
     assert error.count("\n") == 1
-    assert main(["--movielens", str(tmp_path / "absent")]) == 2
+    assert main(["--movielens", str(tmp_path / "absent"), "--out", str(tmp_path)]) == 2
     assert "absent: cannot be read: No such file" in capsys.readouterr().err
+    assert main(["--out", str(criteo)]) == 2
+    assert str(criteo) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--steps", "0"], ["--steps", "x"], ["--criteo", "a", "--movielens", "b"], ["--no"]]
+    "arguments", [["--steps", "0"], ["--steps", "x"], ["--seed", "-1"], ["--criteo", "a", "--movielens", "b"], ["--no"]]
 )
 def test_bad_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):

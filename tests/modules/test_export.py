@@ -15,7 +15,9 @@ import shoal
 from shoal.errors import InputError, NotFoundError
 
 pytestmark = [
+    # Warnings that torch's own exporter gives.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
     pytest.mark.timeout(300),
 ]
 

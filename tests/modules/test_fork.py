@@ -114,9 +114,7 @@ def test_data_loader_workers_build_batches():
     data = Clicks(bags)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        loader = DataLoader(
-            data, batch_size=2, num_workers=2, collate_fn=data.collate, multiprocessing_context="fork"
-        )
+        loader = DataLoader(data, batch_size=2, num_workers=2, collate_fn=data.collate, multiprocessing_context="fork")
         for batch, start in zip(loader, range(0, 8, 2), strict=True):
             assert isinstance(batch, shoal.KeyedJaggedTensor)
             same = data.collate([start, start + 1])

@@ -127,7 +127,9 @@ def test_read_sees_a_key_that_the_same_batch_gave_birth_to():
 
 
 def test_write_gives_zeros_in_the_graph_and_updates_from_its_gradient():
-    bags = shoal.EmbeddingBagCollection([Table("item", 4, features=[Feature("w", mode="write")], optimizer=shoal.Assign())])
+    bags = shoal.EmbeddingBagCollection(
+        [Table("item", 4, features=[Feature("w", mode="write")], optimizer=shoal.Assign())]
+    )
     out = bags(kjt({"w": [[1], [2], []]})).values()
     assert torch.equal(out, torch.zeros(3, 4))
     wanted = torch.randn(3, 4)

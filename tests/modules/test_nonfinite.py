@@ -56,7 +56,9 @@ def test_skip_leaves_the_whole_backward_out_and_counts_it(kind):
     bags = trained(kind, clip=skip, other_clip=skip)
     out = bags(kjt(BATCH))
     rows = {name: value for name, value in bags.state_dict().items() if "score" not in name}
-    values = torch.cat([jagged.values().flatten() for jagged in out.values()]) if isinstance(out, dict) else out.values()
+    values = (
+        torch.cat([jagged.values().flatten() for jagged in out.values()]) if isinstance(out, dict) else out.values()
+    )
     (values * float("nan")).sum().backward()
     assert all(torch.equal(bags.state_dict()[name], value) for name, value in rows.items())
     for name in ("one", "two"):

@@ -25,7 +25,10 @@ OPTIMIZERS = [
 ]
 
 
-def collection(optimizer=shoal.Adam(lr=0.1), dtype="float32", pooling="sum", **settings):
+ADAM = shoal.Adam(lr=0.1)
+
+
+def collection(optimizer=ADAM, dtype="float32", pooling="sum", **settings):
     tables = [
         shoal.Table("item", 5, features=["item", "history"], optimizer=optimizer, dtype=dtype, pooling=pooling),
         shoal.Table("user", 3, pooling=pooling),
@@ -259,9 +262,7 @@ def test_above_the_limit_it_raises_and_names_the_limit():
 def test_content_that_does_not_fit_the_budget_is_refused_and_nothing_is_loaded():
     full = shoal.EmbeddingBagCollection([shoal.Table("small", 4), shoal.Table("user", 64)])
     train_step(full, kjt({"small": [[7]], "user": [list(range(20_000))]}))
-    bags = shoal.EmbeddingBagCollection(
-        [shoal.Table("small", 4), shoal.Table("user", 64, tiers=[shoal.Dram("4MiB")])]
-    )
+    bags = shoal.EmbeddingBagCollection([shoal.Table("small", 4), shoal.Table("user", 64, tiers=[shoal.Dram("4MiB")])])
     train_step(bags, kjt({"small": [[1, 2]], "user": [[3]]}))
     before = memory(bags)
     with pytest.raises(CapacityError, match="Dram"):

@@ -10,7 +10,9 @@ import shoal
 from shoal.modules import KeyedJaggedTensor
 
 KEYS = st.one_of(
-    st.integers(-3, 6), st.sampled_from([0, -1, -(2**63), 2**63 - 1, 2**31, -(2**31), 2**32]), st.integers(-(2**63), 2**63 - 1)
+    st.integers(-3, 6),
+    st.sampled_from([0, -1, -(2**63), 2**63 - 1, 2**31, -(2**31), 2**32]),
+    st.integers(-(2**63), 2**63 - 1),
 )
 OPTIMIZERS = {
     "sgd": shoal.SGD(lr=0.3),
@@ -97,7 +99,9 @@ def run_steps(collection, oracle, steps, names, index_dtype, data):
         wanted = oracle.forward(batch, training)
         result = collection(features)
         ours = list(result.to_dict().values()) if pooled else [jagged.values() for jagged in result.values()]
-        for out, reference, table in zip(ours, wanted, [t for t in oracle.tables for _ in t.config.features], strict=True):
+        for out, reference, table in zip(
+            ours, wanted, [t for t in oracle.tables for _ in t.config.features], strict=True
+        ):
             close(out, reference, table.config.dtype)
         if not training:
             compare(collection, oracle)
@@ -141,7 +145,14 @@ def test_pooled_training_equals_the_oracle(name, dtype, data):
     ]
     collection = shoal.EmbeddingBagCollection(tables, seed=seed)
     steps = data.draw(st.lists(st.booleans(), min_size=1, max_size=4))
-    run_steps(collection, Oracle(tables, seed), steps, ["a", "b", "c", "d"], data.draw(st.sampled_from([torch.int32, torch.int64])), data)
+    run_steps(
+        collection,
+        Oracle(tables, seed),
+        steps,
+        ["a", "b", "c", "d"],
+        data.draw(st.sampled_from([torch.int32, torch.int64])),
+        data,
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -1,8 +1,6 @@
 // s += g^2;  w -= lr g / (sqrt(s) + eps).  Settings: 0 eps. State: s [dim].
 #pragma once
 
-
-
 #include "kernels/update.h"
 
 namespace shoal::SHOAL_ISA {

@@ -111,9 +111,7 @@ class Missing:
 
 def find(ranges: Sequence[KeyRange], keys: Tensor, slots: Tensor) -> list[int]:
     """Write the slot of every key of every range; returns how many each lacks."""
-    return _native.find(
-        [r.index.native for r in ranges], [r.bounds for r in ranges], keys, slots, get_num_threads()
-    )
+    return _native.find([r.index.native for r in ranges], [r.bounds for r in ranges], keys, slots, get_num_threads())
 
 
 def missing(tables: Sequence[Sequence[KeyRange]], keys: Tensor, slots: Tensor) -> list[Missing]:

@@ -141,8 +141,8 @@ class Collection(nn.Module):
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError(f"[{self.name}] scaler must be a torch.amp.GradScaler or None; got {scaler!r}.")
         self._scaler = scaler
-        scales = scaler is not None and scaler.is_enabled()
-        self._group.loss_scale = ScaledLoss(scaler, self._optimizer) if scales else None
+        enabled = scaler if scaler is not None and scaler.is_enabled() else None
+        self._group.loss_scale = None if enabled is None else ScaledLoss(enabled, self._optimizer)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         try:
@@ -155,7 +155,8 @@ class Collection(nn.Module):
                 f"[{self.name}] rows keep their type when a module is cast; got {probe.dtype}. Table(dtype=...) sets "
                 f"it, and output_dtype= the output's. Cast the other modules, not this one."
             )
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _lookup(self, names: Sequence[str]) -> Lookup:
         return Lookup(self._group.name, list(names), self.training, self._output_dtype)
@@ -213,9 +214,7 @@ class Collection(nn.Module):
         names = [name for config in self._configs for name in state_names(config, self._prefix(prefix, config))]
         missing_keys += [name for name in names if name not in state_dict]
         others = {name: value for name, value in state_dict.items() if name not in names}
-        super()._load_from_state_dict(
-            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         # As a part of a model it loads what is there, as all modules do: torch tells none of them whether it is strict.
         if self._is_strict and (missing_keys or unexpected_keys):
             raise StateDictError(

@@ -23,6 +23,7 @@ class Lookup:
 
 
 def _lease_of(ctx: Any) -> Tensor:
+    lease: Tensor
     if torch.compiler.is_compiling():
         (lease,) = ctx.saved_tensors
         return lease
@@ -53,6 +54,7 @@ class PooledLookup(torch.autograd.Function):
         weights: Tensor | None,
         columns: int,
     ) -> Tensor:
+        out: Tensor
         out, lease = ops.lookup(
             lookup.group, token, lookup.names, values, offsets, weights, columns, lookup.training, True, lookup.dtype
         )

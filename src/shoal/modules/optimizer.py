@@ -50,7 +50,11 @@ class TableOptimizer(torch.optim.Optimizer):
         self._tables = [table for table in group.tables if table.optimizer_hyper]
         groups = [
             # torch wants a parameter in every group; the rows are not one.
-            {"params": [torch.nn.Parameter(torch.empty(0, device="cpu"))], "name": table.config.name, **table.optimizer_hyper}
+            {
+                "params": [torch.nn.Parameter(torch.empty(0, device="cpu"))],
+                "name": table.config.name,
+                **table.optimizer_hyper,
+            }
             for table in self._tables
         ]
         # Some schedulers ask the defaults whether there are betas or a momentum to change.

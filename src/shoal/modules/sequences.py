@@ -50,7 +50,7 @@ class EmbeddingCollection(Collection):
                 torch._check(count >= 0)  # the lookup makes sure of it
         shapes = [(keys[names.index(source)], dim) for source, dim in zip(self._sources, self._dims, strict=True)]
         if torch.is_grad_enabled() and self.training:
-            outs = EachLookup.apply(self._anchor, token, lookup, values, offsets, shapes)
+            outs = EachLookup.apply(self._anchor, token, lookup, values, offsets, shapes)  # type: ignore[no-untyped-call]
         else:
             outs, _ = rows_of_each(token, lookup, values, offsets, shapes, keep=False)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)

@@ -1,1 +1,1 @@
-"""Operators on rows. Each folder holds the same operator twice: `reference.py`, plain torch and obvious, and `cpu.py`."""
+"""Operators on rows, each in a folder of its own: `reference.py` in plain torch, obvious, and `cpu.py`."""

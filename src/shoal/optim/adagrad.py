@@ -16,7 +16,9 @@ def make(config: Adagrad, hyper: Hyper, number: int) -> Step:
 
 def reference(config: Adagrad, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State) -> Tensor:
     state["sum"].add_(gradient**2)
-    return weights - hyper["lr"] * gradient / (state["sum"].sqrt() + hyper["eps"])
+    lr: float = hyper["lr"]
+    eps: float = hyper["eps"]
+    return weights - lr * gradient / (state["sum"].sqrt() + eps)
 
 
 register(Adagrad, make=make, reference=reference)

@@ -3,14 +3,20 @@
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Adam, AdamW
+from shoal.config import Adam, AdamW, PartialRowwiseAdam
 from shoal.ops.update import Step
 from shoal.optim.registry import Hyper, State, register
 
 
-def settings(config: Adam | AdamW, hyper: Hyper, number: int) -> tuple[float, ...]:
-    """What the Adam kernels read: betas, eps, and the table-wide bias corrections or zeros."""
+def betas(hyper: Hyper) -> tuple[float, float]:
+    """Both decay rates."""
     first, second = hyper["betas"]
+    return float(first), float(second)
+
+
+def settings(config: Adam | AdamW | PartialRowwiseAdam, hyper: Hyper, number: int) -> tuple[float, ...]:
+    """What the Adam kernels read: betas, eps, and the table-wide bias corrections or zeros."""
+    first, second = betas(hyper)
     if config.bias_correction == "row":
         return (first, second, hyper["eps"], 0.0, 0.0)
     return (first, second, hyper["eps"], 1.0 - first**number, 1.0 - second**number)
@@ -24,15 +30,17 @@ def make(config: Adam | AdamW, hyper: Hyper, number: int) -> Step:
 def reference(
     config: Adam | AdamW, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State
 ) -> Tensor:
-    first, second = hyper["betas"]
+    first, second = betas(hyper)
     if config.bias_correction == "row":
         state["count"] += 1
         number = int(state["count"])
     state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
     state["exp_avg_sq"].mul_(second).add_(gradient**2, alpha=1 - second)
     mean = state["exp_avg"] / (1 - first**number)
-    spread = (state["exp_avg_sq"] / (1 - second**number)).sqrt() + hyper["eps"]
-    return weights - hyper["lr"] * mean / spread
+    lr: float = hyper["lr"]
+    eps: float = hyper["eps"]
+    spread = (state["exp_avg_sq"] / (1 - second**number)).sqrt() + eps
+    return weights - lr * mean / spread
 
 
 register(Adam, AdamW, make=make, reference=reference)

@@ -5,7 +5,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import PartialRowwiseAdam
 from shoal.ops.update import Step
-from shoal.optim.adam import settings
+from shoal.optim.adam import betas, settings
 from shoal.optim.registry import Hyper, State, register
 
 
@@ -22,15 +22,17 @@ def make(config: PartialRowwiseAdam, hyper: Hyper, number: int) -> Step:
 def reference(
     config: PartialRowwiseAdam, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State
 ) -> Tensor:
-    first, second = hyper["betas"]
+    first, second = betas(hyper)
     if config.bias_correction == "row":
         state["count"] += 1
         number = int(state["count"])
     state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
     state["exp_avg_sq"].mul_(second).add_((gradient**2).mean(), alpha=1 - second)
     mean = state["exp_avg"] / (1 - first**number)
-    spread = (state["exp_avg_sq"] / (1 - second**number)).sqrt() + hyper["eps"]
-    return weights - hyper["lr"] * mean / spread
+    lr: float = hyper["lr"]
+    eps: float = hyper["eps"]
+    spread = (state["exp_avg_sq"] / (1 - second**number)).sqrt() + eps
+    return weights - lr * mean / spread
 
 
 register(PartialRowwiseAdam, make=make, reference=reference)

@@ -22,7 +22,9 @@ def reference(
     config: RowwiseAdagrad, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State
 ) -> Tensor:
     state["sum"].add_((gradient**2).mean())
-    return weights - hyper["lr"] * gradient / (state["sum"].sqrt() + hyper["eps"])
+    lr: float = hyper["lr"]
+    eps: float = hyper["eps"]
+    return weights - lr * gradient / (state["sum"].sqrt() + eps)
 
 
 register(RowwiseAdagrad, make=make, reference=reference)

@@ -20,11 +20,13 @@ def make(config: SGD, hyper: Hyper, number: int) -> Step:
 
 
 def reference(config: SGD, hyper: Hyper, number: int, weights: Tensor, gradient: Tensor, state: State) -> Tensor:
+    lr: float = hyper["lr"]
     if config.momentum == 0:
-        return weights - hyper["lr"] * gradient
+        return weights - lr * gradient
+    momentum: float = hyper["momentum"]
     m = state["momentum"]
-    m.mul_(hyper["momentum"]).add_(gradient)
-    return weights - hyper["lr"] * (gradient + hyper["momentum"] * m if config.nesterov else m)
+    m.mul_(momentum).add_(gradient)
+    return weights - lr * (gradient + momentum * m if config.nesterov else m)
 
 
 register(SGD, make=make, reference=reference)

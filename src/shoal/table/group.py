@@ -57,7 +57,8 @@ class Group:
         if os.getpid() != self._process:
             raise ForkError(
                 f"[{self.name}] these tables belong to process {self._process}; this is its forked child "
-                f"{os.getpid()}, whose copy nobody would see. Look ids up in the main process, or make a collection here."
+                f"{os.getpid()}, whose copy nobody would see. Look ids up in the main process, or make a collection "
+                f"here."
             )
 
     @contextmanager
@@ -105,7 +106,7 @@ class Group:
                 )
 
     def clear(self, numbers: Sequence[int]) -> None:
-        """Forget all rows of some tables, and with them every forward that waits for its backward. Call while writing."""
+        """Forget all rows of some tables, and every forward that waits for its backward. Call while writing."""
         self._leases.clear()
         for number in numbers:
             self.tables[number].clear()
@@ -170,7 +171,9 @@ class Group:
         self._check_tensors(values, offsets, weights)
         bags_in_all = offsets.numel() - 1
         if bags_in_all % max(len(names), 1):
-            raise InputError(f"[{self.name}] {len(names)} features must have equally many bags; got {bags_in_all} bags.")
+            raise InputError(
+                f"[{self.name}] {len(names)} features must have equally many bags; got {bags_in_all} bags."
+            )
         size = bags_in_all // max(len(names), 1)
         values, offsets = values.contiguous(), offsets.contiguous()
         if weights is not None:
@@ -283,7 +286,10 @@ class Group:
             self._touch(batch)
             return
         each = update(
-            [table.native_update(batch.scores[number], 1.0 / factor) for number, table in zip(plan.trained, trained)],
+            [
+                table.native_update(batch.scores[number], 1.0 / factor)
+                for number, table in zip(plan.trained, trained, strict=True)
+            ],
             plan.update_features,
             grads if len(grads) == 1 else [grads[at] for at in plan.training_parts],
             batch.bags,
@@ -313,9 +319,9 @@ class Group:
         if stopped:
             names = sorted({self.tables[part.table].config.name for part in stopped})
             raise NonFiniteError(
-                f"[{self.name}] gradients must be finite; NaN or infinity reached {', '.join(map(repr, names))} through "
-                f"{', '.join(repr(part.feature.name) for part in stopped)}. No row was changed. Find their source, or "
-                f"set Clip(nonfinite='skip') to leave such a backward out."
+                f"[{self.name}] gradients must be finite; NaN or infinity reached {', '.join(map(repr, names))} "
+                f"through {', '.join(repr(part.feature.name) for part in stopped)}. No row was changed. Find their "
+                f"source, or set Clip(nonfinite='skip') to leave such a backward out."
             )
         return bool(reached)
 
@@ -324,9 +330,11 @@ class Group:
             begin, end = batch.bounds[part.source], batch.bounds[part.source + 1]
             if not all_finite(batch.weights[begin:end]):
                 return True
-        grad = grads[0][:, part.column : part.column + part.dim] if len(grads) == 1 else grads[
-            batch.plan.parts.index(part)
-        ]
+        grad = (
+            grads[0][:, part.column : part.column + part.dim]
+            if len(grads) == 1
+            else grads[batch.plan.parts.index(part)]
+        )
         return not all_finite(grad)
 
     def _compact(self, batch: Batch) -> None:

@@ -1,6 +1,7 @@
 """Pooling by the native core."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,8 +21,7 @@ _KEPT_FROM_BYTES = 1 << 20
 def _output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     if rows * columns * dtype.itemsize < _KEPT_FROM_BYTES:
         return torch.empty(rows, columns, dtype=dtype, device="cpu")
-    kept: Tensor = _native.output(rows, columns, _DTYPES[dtype])
-    return kept
+    return cast(Tensor, _native.output(rows, columns, _DTYPES[dtype]))
 
 
 def pool(

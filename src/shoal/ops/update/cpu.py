@@ -29,7 +29,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Counts:
-    """What an update did to a table: rows changed, gradients dropped for erased rows, rows left alone as their sum overflowed."""
+    """What an update did to a table.
+
+    rows: changed. dropped: gradients of erased rows. overflowed: rows left alone, as the sum of their gradients did.
+    """
 
     rows: int
     dropped: int

@@ -1,0 +1,241 @@
+"""
+Shoal's native core: pointers in, pointers out. Internal; use the shoal package.
+"""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import torch
+
+
+def isas() -> list[str]:
+    """Instruction sets this build and machine have, lowest first"""
+
+def isa() -> str:
+    """The instruction set in use"""
+
+def set_isa(name: str) -> bool:
+    """Use another one; false if it is not there"""
+
+def name_hash(name: str) -> int: ...
+
+def birth_stream(seed: int, name_hash: int) -> int: ...
+
+def rounding_stream(seed: int, name_hash: int) -> int: ...
+
+def buckets(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+def normal_table() -> Annotated[torch.Tensor, dict(dtype='float32', shape=(None,))]:
+    """The knots of the inverse normal CDF"""
+
+class Dtype(enum.Enum):
+    float32 = 0
+
+    float16 = 1
+
+    bfloat16 = 2
+
+class Rows:
+    """Where a table's rows lie; belongs to its store"""
+
+def output(rows: int, columns: int, dtype: Dtype) -> object: ...
+
+def idle_output_bytes() -> int: ...
+
+class RwLock:
+    """Shared/exclusive lock that prefers writers"""
+
+    def __init__(self) -> None: ...
+
+    def lock_shared(self) -> None: ...
+
+    def lock(self) -> None: ...
+
+    def unlock(self) -> None: ...
+
+class DramStore:
+    """Rows in host memory"""
+
+    def __init__(self, dim: int, dtype: Dtype, state_floats: int) -> None: ...
+
+    @property
+    def rows(self) -> Rows: ...
+
+    @property
+    def live(self) -> int: ...
+
+    @property
+    def slabs(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    def bytes_after(self, more: int) -> int: ...
+
+    def reserve(self, more: int) -> None: ...
+
+    def take(self, out: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def give(self, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    @property
+    def sparse(self) -> bool: ...
+
+    @property
+    def compact_from(self) -> int: ...
+
+    def move(self, from_slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], to_slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def release_tail(self) -> None: ...
+
+class Missing:
+    """The keys of one table that have no slot, each once"""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def keys(self) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]: ...
+
+    def fill(self, slots_of_keys: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+class Index:
+    """key -> slot for one table"""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def extent(self) -> int: ...
+
+    def bytes_after(self, more: int) -> int: ...
+
+    def erase(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None:
+        """slots[i] = the slot key i had, or -1"""
+
+    def reassign(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def shrink(self, budget: int) -> bool: ...
+
+    def entries(self, from_bucket: int, to_bucket: int, from_slot: int = 0) -> tuple[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))], Annotated[torch.Tensor, dict(dtype='int32', shape=(None,))]]:
+        """
+        (keys, slots) of a range of buckets, without the slots below `from_slot`
+        """
+
+def find(indexes: Sequence[Index], bounds: Sequence[tuple[int, int, int]], keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> list[int]:
+    """
+    Slots of keys[begin:end] of each index, written from slots[shift + begin]; returns how many are missing of each
+    """
+
+def missing(bounds: Sequence[Sequence[tuple[int, int, int]]], keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> list[Missing]: ...
+
+def reserve(indexes: Sequence[Index], more: Sequence[int], threads: int) -> None: ...
+
+def insert(indexes: Sequence[Index], keys: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]], slots: Sequence[Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]], threads: int) -> None: ...
+
+class InitKind(enum.Enum):
+    zeros = 0
+
+    constant = 1
+
+    uniform = 2
+
+    normal = 3
+
+class Init:
+    """How rows are born"""
+
+    def __init__(self, kind: InitKind, a: float = 0.0, b: float = 0.0, stream: int = 0) -> None: ...
+
+class Pooling(enum.Enum):
+    none = 0
+
+    sum = 1
+
+    mean = 2
+
+class Optimizer(enum.Enum):
+    sgd = 0
+
+    momentum = 1
+
+    adagrad = 2
+
+    rowwise_adagrad = 3
+
+    adam = 4
+
+    partial_rowwise_adam = 5
+
+    ftrl = 6
+
+    assign = 7
+
+class Reduce(enum.Enum):
+    sum = 0
+
+    mean = 1
+
+    first = 2
+
+    last = 3
+
+class Bags:
+    """A batch of bags of keys, and their slots"""
+
+    def __init__(self, keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], batch: int, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
+
+    def check(self, features: int) -> None: ...
+
+class PoolFeature:
+    """How one feature of a batch reads one table"""
+
+    def __init__(self, rows: Rows, source: int, copy: int, pooling: Pooling, silent: bool, missing: Init, column: int) -> None: ...
+
+def pool(features: Sequence[PoolFeature], bags: Bags, out: Annotated[torch.Tensor, dict(shape=(None, None), order='C', device='cpu')], threads: int) -> None:
+    """Every feature into its columns of one output"""
+
+def pool_each(features: Sequence[PoolFeature], bags: Bags, outs: Sequence[Annotated[torch.Tensor, dict(shape=(None, None), order='C', device='cpu')]], threads: int) -> None:
+    """Every feature into an output of its own"""
+
+class UpdateTable:
+    """One table's part of a backward pass"""
+
+    def __init__(self, rows: Rows, optimizer: Optimizer, reduce: Reduce, lr: float, settings: Sequence[float], weight_decay: float, shrink: float, clip_value: float, clip_norm: float, max_norm: float, grad_scale: float, score: float, step: int, rounding_stream: int) -> None: ...
+
+class UpdateFeature:
+    """The gradient of one feature's output"""
+
+    def __init__(self, table: int, source: int, copy: int, pooling: Pooling, column: int) -> None: ...
+
+def update(tables: Sequence[UpdateTable], features: Sequence[UpdateFeature], grads: Sequence[Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), device='cpu', writable=False)]], bags: Bags, threads: int) -> list[tuple[int, int, int]]:
+    """
+    The optimizers' steps; returns, by table, (rows changed, gradients dropped for erased rows, rows whose sum overflowed)
+    """
+
+def weight_gradients(rows: Sequence[Rows], features: Sequence[UpdateFeature], grads: Sequence[Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), device='cpu', writable=False)]], missing: Sequence[Init], bags: Bags, out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
+
+def all_finite(grad: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), device='cpu', writable=False)], threads: int) -> bool: ...
+
+def birth(rows: Rows, init: Init, state: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], score: float, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
+
+def read_weights(rows: Rows, missing: Init, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu')], threads: int) -> None: ...
+
+def write_weights(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+def read_state(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], from_float: int, missing: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+def write_state(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], from_float: int, values: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+def read_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+def write_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+def mark_erased(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+def touch(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], begin: int, end: int, score: float) -> None: ...
