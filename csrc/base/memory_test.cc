@@ -112,6 +112,24 @@ void collapsing_keeps_the_contents() {
   none.collapse();
 }
 
+void populated_pages_are_resident_and_keep_their_contents() {
+  constexpr size_t kBytes = 32 * kHugePage;
+  Pages pages = mapped(kBytes);
+  pages.data()[kPage] = 'x';
+  size_t before = resident_bytes();
+  pages.populate(kPage + 5, kBytes - kPage - 5);
+  // A kernel that does not know how leaves it as it was.
+  size_t grown = resident_bytes() - before;
+  CHECK(grown < kHugePage || grown + kHugePage > kBytes, grown);
+  CHECK(pages.data()[kPage] == 'x' && all_equal(pages.data() + 2 * kPage, kBytes - 2 * kPage, 0));
+  pages.populate(0, 10 * kBytes);
+  pages.populate(kBytes, kBytes);
+  pages.populate(5 * kPage, kPage);
+  CHECK(pages.data()[kPage] == 'x' && all_equal(pages.data() + 2 * kPage, kBytes - 2 * kPage, 0));
+  Pages none;
+  none.populate(0, kPage);
+}
+
 void unmapped_pages_leave_memory() {
   constexpr size_t kBytes = 32 * kHugePage;
   Pages pages = mapped(kBytes);
@@ -205,6 +223,7 @@ int main() {
   shoal::impossible_sizes_are_refused();
   shoal::discarded_pages_read_as_zero_and_leave_memory();
   shoal::collapsing_keeps_the_contents();
+  shoal::populated_pages_are_resident_and_keep_their_contents();
   shoal::unmapped_pages_leave_memory();
   shoal::buffers_are_reused();
   shoal::the_best_fit_is_chosen();

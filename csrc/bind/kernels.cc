@@ -135,7 +135,7 @@ void bind_kernels(nb::module_& m) {
           "__init__",
           [](BoundPoolFeature* self, const Rows& rows, int64_t source, int64_t copy, Pooling pooling, bool silent,
              const Init& missing, int64_t column) {
-            new (self) BoundPoolFeature{{&rows, source, copy, pooling, silent, missing, nullptr, 0}, column};
+            new (self) BoundPoolFeature{{&rows, source, pooling, silent, missing, nullptr, 0, copy}, column};
           },
           nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("silent"),
           nb::arg("missing"), nb::arg("column"), nb::keep_alive<1, 2>());
@@ -174,7 +174,7 @@ void bind_kernels(nb::module_& m) {
       .def(
           "__init__",
           [](BoundUpdateFeature* self, int64_t table, int64_t source, int64_t copy, Pooling pooling, int64_t column) {
-            new (self) BoundUpdateFeature{{table, source, copy, pooling, nullptr, 0}, column};
+            new (self) BoundUpdateFeature{{table, source, pooling, nullptr, 0, copy}, column};
           },
           nb::arg("table"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("column"));
   m.def("update", &update_rows, nb::arg("tables"), nb::arg("features"), nb::arg("grads"), nb::arg("bags"),

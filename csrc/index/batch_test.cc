@@ -57,6 +57,33 @@ void finds_ranges_of_several_indexes() {
       }
 }
 
+void slots_of_a_range_may_stand_elsewhere() {
+  Index small, large;
+  fill(small, 10);
+  fill(large, 1000);
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < 300; ++i) keys.push_back(i * 37 % 1200);
+  // Keys 100 to 300 are of both indexes: the second has its slots behind the first's.
+  const std::vector<KeyRange> ranges = {{&large, 0, 300}, {&small, 100, 300, 300}};
+  std::vector<uint32_t> slots(600, 5);
+  std::vector<int64_t> lost(2);
+  find(ranges, {keys.data(), false}, slots.data(), lost.data(), 2);
+  for (size_t i = 0; i < 300; ++i) {
+    CHECK(slots[i] == large.find(keys[i]), i);
+    CHECK(slots[300 + i] == (i < 100 ? 5 : small.find(keys[i])), i);
+  }
+  Missing missing = collect_missing({ranges[1]}, {keys.data(), false}, slots.data());
+  CHECK(static_cast<int64_t>(missing.positions.size()) == lost[1], lost[1]);
+  std::vector<uint32_t> given;
+  for (size_t i = 0; i < missing.keys.size(); ++i) given.push_back(static_cast<uint32_t>(2000 + missing.keys[i]));
+  missing.fill(given.data(), slots.data());
+  for (size_t i = 0; i < 300; ++i) {
+    CHECK(slots[i] == large.find(keys[i]), i);
+    uint32_t found = small.find(keys[i]);
+    if (i >= 100) CHECK(slots[300 + i] == (found == kNoSlot ? 2000 + keys[i] : found), i, slots[300 + i]);
+  }
+}
+
 void no_ranges_find_nothing() {
   find({}, {nullptr, false}, nullptr, nullptr, 2);
   Missing missing = collect_missing({}, {nullptr, false}, nullptr);
@@ -108,6 +135,7 @@ void missing_keys_come_once_in_order_of_appearance() {
 
 int main() {
   shoal::finds_ranges_of_several_indexes();
+  shoal::slots_of_a_range_may_stand_elsewhere();
   shoal::no_ranges_find_nothing();
   shoal::missing_keys_come_once_in_order_of_appearance();
 }

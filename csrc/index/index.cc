@@ -197,8 +197,11 @@ Status Index::grow(uint64_t count) {
     uint64_t end = scaled(view_.frontier - 1, view_.low) + 1;
     uint64_t begin = end > kBatch ? end - kBatch : 0;
     collect(view_.low, begin, end);
-    view_.frontier = first_hash(begin, view_.low);
+    // Room for all of them behind the last bucket, or they go back to where they were.
+    Status room = map_chunks(extent_ + moving_.size() / kBucketKeys + 1);
+    if (room.ok()) view_.frontier = first_hash(begin, view_.low);
     if (Status status = resettle(); !status.ok()) return status;
+    if (!room.ok()) return room;
     if (begin == 0) view_.low = view_.high;
   }
   return {};
@@ -245,7 +248,8 @@ bool Index::shrink(int64_t budget) {
     if (end == view_.high) {
       view_.high = view_.low;
       release_tail();
-      return true;
+      // This may have been a growth turned back, or keys may be gone since it began: then there is more to give.
+      return shrink(budget - done - static_cast<int64_t>(kBatch));
     }
   }
   return false;

@@ -17,13 +17,13 @@ enum class Pooling : int { none = 0, sum = 1, mean = 2 };
 struct PoolFeature {
   const Rows* rows = nullptr;
   int64_t source = 0;  // the feature's number in the batch: its bags begin at offset source * batch
-  int64_t copy = 0;    // which of the batch's slots are this table's
   Pooling pooling = Pooling::sum;
   bool silent = false;  // the output is zeros (a feature that only writes)
   Init missing;         // what a key without a row reads as
   // Where its output goes: row i of the feature (a bag, or a key for `none`) at out + i * stride, in elements.
   char* out = nullptr;
   int64_t stride = 0;
+  int64_t copy = 0;  // which of the batch's slots are this table's
 };
 
 void pool(const std::vector<PoolFeature>& features, const Bags& bags, Dtype out_dtype, int threads);

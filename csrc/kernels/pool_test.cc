@@ -1,6 +1,7 @@
 #define SHOAL_ISA test
 #include "kernels/pool.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -176,6 +177,25 @@ void features_share_an_output_and_tables() {
   check(145, 5, expected(narrow->rows(), batch, 1, Pooling::sum, false));
 }
 
+void a_feature_of_two_tables_has_slots_in_each() {
+  Batch batch(6, 1, 40);
+  auto first = filled(7, Dtype::f32), second = filled(7, Dtype::bf16);
+  Bags bags = batch.bags(true);
+  bags.count = static_cast<int64_t>(batch.keys.size());
+  std::vector<uint32_t> slots = batch.slots;
+  Batch other = batch;
+  std::reverse(other.slots.begin(), other.slots.end());
+  slots.insert(slots.end(), other.slots.begin(), other.slots.end());
+  bags.slots = slots.data();
+  for (Pooling pooling : kPoolings)
+    for (int64_t copy : {0, 1}) {
+      const Rows& rows = (copy ? second : first)->rows();
+      std::vector<float> wanted = expected(rows, copy ? other : batch, 0, pooling, true), out(wanted.size(), NAN);
+      pool({{&rows, 0, pooling, false, kMissing, reinterpret_cast<char*>(out.data()), 7, copy}}, bags, Dtype::f32, 1);
+      CHECK(out == wanted, copy, static_cast<int>(pooling));
+    }
+}
+
 void missing_rows_may_read_as_zero() {
   auto store = filled(9, Dtype::bf16);
   Batch batch(4, 1, 20);
@@ -239,6 +259,7 @@ int main() {
   shoal::every_dtype_and_pooling_and_width_on_every_instruction_set();
   shoal::the_number_of_threads_changes_nothing();
   shoal::features_share_an_output_and_tables();
+  shoal::a_feature_of_two_tables_has_slots_in_each();
   shoal::missing_rows_may_read_as_zero();
   shoal::an_empty_batch_and_empty_bags();
   shoal::bad_offsets_are_refused();

@@ -54,10 +54,10 @@ struct UpdateTable {
 struct UpdateFeature {
   int64_t table = 0;
   int64_t source = 0;
-  int64_t copy = 0;
   Pooling pooling = Pooling::sum;
   const float* grad = nullptr;  // row i at grad + i * stride
   int64_t stride = 0;
+  int64_t copy = 0;  // which of the batch's slots are this table's
 };
 
 struct UpdateCounts {

@@ -417,7 +417,8 @@ void weight_gradients_are_row_times_gradient() {
         Table table(dim, dtype, 100, 0);
         const std::vector<Pooling> poolings = {Pooling::sum, Pooling::none, Pooling::mean};
         Batch batch(3, 150, 6, dim, poolings, {&table, &table, &table});
-        std::vector<float> out(batch.keys.size(), NAN), row(static_cast<size_t>(dim));
+        std::vector<float> out(batch.keys.size(), 0.5f),
+            row(static_cast<size_t>(dim));  // they are added to what is there
         std::vector<UpdateFeature> features;
         for (size_t f = 0; f < 3; ++f) features.push_back(batch.feature(f, -1));
         weight_gradients({&table.rows(), &table.rows(), &table.rows()}, features, {missing, missing, missing},
@@ -433,10 +434,42 @@ void weight_gradients_are_row_times_gradient() {
               for (size_t j = 0; j < row.size(); ++j)
                 wanted += static_cast<double>(row[j]) * batch.grads[f][output * static_cast<size_t>(batch.stride) + j];
               if (poolings[f] == Pooling::mean) wanted /= static_cast<double>(to - from);
-              CHECK(std::fabs(out[at] - wanted) < 1e-5, isa, dim, f, i, out[at], wanted);
+              CHECK(std::fabs(out[at] - 0.5 - wanted) < 1e-5, isa, dim, f, i, out[at], wanted);
             }
           }
       }
+}
+
+// One feature that feeds two tables has slots in each, one copy after the other.
+void a_feature_of_two_tables_updates_both() {
+  Table first(12, Dtype::f32, 50, 0), second(12, Dtype::f32, 80, 0), first_alone(12, Dtype::f32, 50, 0),
+      second_alone(12, Dtype::f32, 80, 0);
+  Batch batch(1, 200, 5, 12, {Pooling::sum, Pooling::mean}, {&first, &first});
+  std::vector<uint32_t> slots = batch.slots, other;
+  for (int64_t key : batch.keys) other.push_back(key == 3 ? kNoSlot : second.slots[static_cast<size_t>(key + 20)]);
+  slots.insert(slots.end(), other.begin(), other.end());
+  Bags bags = batch.bags(true);
+  bags.slots = slots.data();
+  bags.count = static_cast<int64_t>(batch.keys.size());
+  std::vector<UpdateFeature> features = {batch.feature(0, 0), batch.feature(1, 1), batch.feature(1, 0)};
+  features[1].copy = 1;
+  update({sgd(first), sgd(second)}, features, bags, 2);
+
+  update({sgd(first_alone)}, {batch.feature(0, 0), batch.feature(1, 0)}, batch.bags(true), 2);
+  CHECK(first.snapshot() == first_alone.snapshot());
+  batch.slots = other;
+  update({sgd(second_alone)}, {batch.feature(1, 0)}, batch.bags(true), 2);
+  CHECK(second.snapshot() == second_alone.snapshot());
+
+  Init missing;
+  std::vector<float> both(batch.keys.size(), 0.0f), one(batch.keys.size(), 0.0f);
+  weight_gradients({&first.rows(), &second.rows(), &first.rows()}, features, {missing, missing, missing}, bags,
+                   both.data(), 3);
+  Bags only = bags;
+  weight_gradients({&second.rows()}, {features[1]}, {missing}, only, one.data(), 1);
+  weight_gradients({&first.rows()}, {features[2]}, {missing}, only, one.data(), 1);
+  weight_gradients({&first.rows()}, {features[0]}, {missing}, only, one.data(), 1);
+  CHECK(both == one);
 }
 
 void all_finite_sees_every_element() {
@@ -489,5 +522,6 @@ int main() {
   shoal::nothing_happens_without_positions();
   shoal::a_batch_of_one_key();
   shoal::weight_gradients_are_row_times_gradient();
+  shoal::a_feature_of_two_tables_updates_both();
   shoal::all_finite_sees_every_element();
 }

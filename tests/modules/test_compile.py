@@ -245,6 +245,18 @@ def test_a_second_backward_is_refused():
     assert bags.table("a").stats().step == 1
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first first", "last first"])
+def test_two_forwards_may_wait_for_their_backwards(order):
+    plain, bags = (shoal.EmbeddingBagCollection([shoal.Table("a", 4)]) for _ in range(2))
+    compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
+    batches = [kjt({"a": [[1, 2], [3]]}), kjt({"a": [[2], [4, 5]]})]
+    for function in (plain, compiled):
+        outs = [function(batch).values() for batch in batches]
+        for at in order:
+            outs[at].sum().backward()
+    assert_same_rows(plain, bags)
+
+
 def test_forwards_without_a_backward_keep_nothing():
     bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
     compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)

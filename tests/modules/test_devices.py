@@ -49,6 +49,11 @@ def test_other_types_are_refused_and_say_where_they_are_set(cast):
     assert_alive(bags, before)
 
 
+def test_freezing_by_requires_grad_is_refused_and_says_how_to():
+    with pytest.raises(ConfigError, match=r"Call eval\(\)"):
+        collection().requires_grad_(False)
+
+
 @pytest.mark.parametrize(
     "stay",
     [

@@ -126,7 +126,8 @@ def test_a_model_that_trains_is_refused(strict):
 
 
 def test_bad_input_is_refused_by_a_program_too():
-    run = export(trained(FromTensors), strict=False).module()
+    model = trained(FromTensors)
+    run = export(model, strict=False).module()
     with pytest.raises(InputError, match="lengths must sum"):
         run(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([1, 1, 1, 1]))
 

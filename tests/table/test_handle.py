@@ -12,9 +12,8 @@ EXTREME = [0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**31)]
 
 def table(dim=4, **settings):
     bags = shoal.EmbeddingBagCollection([shoal.Table("item", dim, **settings), shoal.Table("other", 3)])
-    # A handle does not keep the collection.
     handle = bags.table("item")
-    handle.bags = bags
+    handle.bags = bags  # for the tests that train it
     return handle
 
 
@@ -64,9 +63,7 @@ def test_keys_may_be_tensors_lists_and_ranges(dtype):
     item = table()
     rows = torch.randn(3, 4)
     item.assign(torch.tensor([1, 2, 3], dtype=dtype), rows)
-    for keys in ([1, 2, 3], (1, 2, 3), range(1, 4), torch.tensor([[1, 2], [2, 0], [3, 0]], dtype=dtype)[:, 0]):
-        if isinstance(keys, torch.Tensor):
-            keys = torch.tensor([1, 0, 2, 0, 3], dtype=dtype)[::2]
+    for keys in ([1, 2, 3], (1, 2, 3), range(1, 4), torch.tensor([1, 0, 2, 0, 3], dtype=dtype)[::2]):
         assert torch.equal(item.lookup(keys), rows)
 
 

@@ -90,7 +90,7 @@ class Collection(nn.Module):
         registry.register(self._group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
-            # Autograd calls back only where something requires a gradient; this is no parameter, and gets none.
+            # Autograd calls back only where something requires a gradient; this is no parameter, and stays as it is.
             self._anchor = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
         changeable = any(table.optimizer_hyper for table in self._group.tables)
         self._optimizer = TableOptimizer(self._group) if changeable else None
@@ -157,6 +157,14 @@ class Collection(nn.Module):
             )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        if not requires_grad:
+            raise ConfigError(
+                f"[{self.name}] rows are no parameters, so this would not freeze them. Call eval(), or set "
+                f"Table(optimizer=None) or Feature(mode='read')."
+            )
+        return super().requires_grad_(requires_grad)
 
     def _lookup(self, names: Sequence[str]) -> Lookup:
         return Lookup(self._group.name, list(names), self.training, self._output_dtype)

@@ -40,8 +40,13 @@ def _lease_of(ctx: Any) -> Tensor:
     return lease
 
 
+def _if_compiled(done: Tensor) -> Tensor | None:
+    """The anchor's gradient: the compiler drops an update that no gradient comes of, autograd does not."""
+    return done if torch.compiler.is_compiling() else None
+
+
 class PooledLookup(torch.autograd.Function):
-    """[bags, columns]. `anchor` requires a gradient so that autograd calls back; it gets none."""
+    """[bags, columns]. `anchor` requires a gradient so that autograd calls back."""
 
     @staticmethod
     def forward(
@@ -59,8 +64,6 @@ class PooledLookup(torch.autograd.Function):
             lookup.group, token, lookup.names, values, offsets, weights, columns, lookup.training, True, lookup.dtype
         )
         ctx.save_for_backward(lease)
-        # Not a saved tensor: it is changed by every lookup, and autograd refuses saved tensors that were changed.
-        ctx.token = token
         ctx.group = lookup.group
         ctx.weights = values.shape[0] if weights is not None and ctx.needs_input_grad[5] else -1
         return out
@@ -68,8 +71,8 @@ class PooledLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights = ops.update(ctx.group, ctx.token, _lease_of(ctx), [grad], ctx.weights)
-        return None, None, None, None, None, weights if ctx.weights >= 0 else None, None
+        weights, done = ops.update(ctx.group, _lease_of(ctx), [grad], ctx.weights)
+        return _if_compiled(done), None, None, None, None, weights if ctx.weights >= 0 else None, None
 
 
 def rows_of_each(
@@ -101,12 +104,11 @@ class EachLookup(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outs, lease = rows_of_each(token, lookup, values, offsets, shapes, keep=True)
         ctx.save_for_backward(lease)
-        ctx.token = token
         ctx.group = lookup.group
         return outs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        ops.update(ctx.group, ctx.token, _lease_of(ctx), list(grads), -1)
-        return (None,) * 6
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        _, done = ops.update(ctx.group, _lease_of(ctx), list(grads), -1)
+        return _if_compiled(done), None, None, None, None, None

@@ -1,8 +1,9 @@
 """The operators that autograd, torch.compile and torch.export see.
 
-An op names its group by a string and says that it changes `token`, a one-element tensor of the collection: without a
-changed argument the compiler would merge two equal lookups and drop the update. Such an op can return tensors, but no
-list of them.
+An op names its group by a string. A lookup says that it changes `token`, a one-element tensor of the collection:
+without a changed argument the compiler would merge two equal lookups, and drop those whose result is not used. (Such an
+op can return tensors, but no list of them.) An update returns a zero that stands for the gradient of what autograd holds
+on to, so that it is used; a token, which every lookup changes, could not be kept for it from a forward before others.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ _library.define(
     "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, SymInt size, bool training, "
     "bool keep, ScalarType dtype) -> (Tensor, Tensor)"
 )
-_library.define("update(str group, Tensor(a!) token, Tensor lease, Tensor[] grads, int weights) -> Tensor")
+_library.define("update(str group, Tensor lease, Tensor[] grads, int weights) -> (Tensor, Tensor)")
 
 
 def _lookup(
@@ -86,13 +87,14 @@ def _fake_lookup_each(
     return values.new_empty((size,), dtype=dtype), token.new_empty((1,), dtype=torch.int64)
 
 
-def _update(group: str, token: Tensor, lease: Tensor, grads: Sequence[Tensor], weights: int) -> Tensor:
+def _update(group: str, lease: Tensor, grads: Sequence[Tensor], weights: int) -> tuple[Tensor, Tensor]:
     """`weights`: how many per-sample weights want a gradient; -1 if they do not."""
-    return group_named(group).update(lease, grads, weights >= 0)
+    result = group_named(group).update(lease, grads, weights >= 0)
+    return result, torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
-def _fake_update(group: str, token: Tensor, lease: Tensor, grads: Sequence[Tensor], weights: int) -> Tensor:
-    return grads[0].new_empty((max(weights, 0),), dtype=torch.float32)
+def _fake_update(group: str, lease: Tensor, grads: Sequence[Tensor], weights: int) -> tuple[Tensor, Tensor]:
+    return lease.new_empty((max(weights, 0),), dtype=torch.float32), lease.new_empty((1,), dtype=torch.float32)
 
 
 for _name, _real, _fake in (
