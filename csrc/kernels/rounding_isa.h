@@ -20,8 +20,10 @@ static inline uint16_t stochastic_f16(float x, uint32_t word) {
   uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000u, body = bits & 0x7fffffffu;
   if (body >= 0x7f800000u) return to_f16(x);
   if (body < 0x38800000u) {
-    float scaled = float_of(body) * 0x1p24f + static_cast<float>(word >> 8) * 0x1p-24f;
-    return static_cast<uint16_t>(sign | static_cast<uint32_t>(scaled));
+    const float scaled = float_of(body) * 0x1p24f;
+    const uint32_t whole = static_cast<uint32_t>(scaled);
+    const bool up = static_cast<float>(word >> 8) * 0x1p-24f < scaled - static_cast<float>(whole);
+    return static_cast<uint16_t>(sign | (whole + up));
   }
   uint32_t raised = (body + (word & 0x1fffu)) >> 13;
   uint32_t largest = (0x477fe000u) >> 13;

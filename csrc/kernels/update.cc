@@ -53,7 +53,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     TableParts& table = split[static_cast<size_t>(feature.table)];
     table.features.push_back({&feature, begin, end});
     table.positions += end - begin;
-    positions = std::max(positions, end);
+    positions = std::max(positions, feature.copy * bags.count + end);
     for (int64_t at = begin; at < end; at += kPairsPerChunk)
       chunks.push_back({feature.table, static_cast<int64_t>(f), at, std::min(at + kPairsPerChunk, end), 0});
   }
@@ -82,6 +82,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     int64_t first = features[static_cast<size_t>(chunk.feature)].source * bags.batch;
+    int64_t copy_at = features[static_cast<size_t>(chunk.feature)].copy * bags.count;
     // The bag of the chunk's first position: the last whose offset is not beyond it.
     int64_t low = 0, high = bags.batch;
     while (high - low > 1) {
@@ -94,7 +95,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     for (int64_t bag = low, at = chunk.begin; at < chunk.end; ++bag) {
       int64_t end = std::min(bags.offset(first + bag + 1), chunk.end);
       for (; at < end; ++at) {
-        bag_of[static_cast<size_t>(at)] = static_cast<uint32_t>(bag);
+        bag_of[static_cast<size_t>(copy_at + at)] = static_cast<uint32_t>(bag);
         if (slots[at] != kNoSlot) ++histogram[slots[at] >> shift];
       }
     }

@@ -63,7 +63,7 @@ struct UpdateFeature {
 struct UpdateCounts {
   int64_t rows = 0;       // rows changed
   int64_t dropped = 0;    // rows erased since the forward: their gradient goes nowhere
-  int64_t nonfinite = 0;  // rows left alone because their gradients overflowed when added
+  int64_t nonfinite = 0;  // rows left alone because their gradients, added up, or the square of the sum overflowed
 };
 
 // What happened to each table. REQUIRES: exclusive access to the tables; slots[i] was found for key i.
@@ -88,7 +88,7 @@ struct UpdatePart {
   const UpdateTable* table;
   const GradientRow* features;  // of this table
   int64_t feature_count;
-  const uint32_t* bag_of;  // [n]: the bag a position belongs to
+  const uint32_t* bag_of;  // [copies, n]: the bag a position belongs to
 };
 
 struct UpdateKernel {

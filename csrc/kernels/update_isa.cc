@@ -20,6 +20,8 @@ namespace {
 // Pairs ahead whose row (weights and tail) and gradient are asked for.
 constexpr int64_t kAhead = 24;
 
+constexpr float kLargest = 3.4028234663852886e38f;
+
 bool finite(const float* data, int64_t n) {
   // x - x is 0 for every finite x and NaN for the rest; sixteen sums vectorise without a branch.
   f32x16 sum = {};
@@ -46,7 +48,7 @@ inline Gradient gradient_at(const UpdatePart& part, const Bags& bags, int64_t po
   float scale = part.table->grad_scale;
   if (bags.weights) scale *= bags.weights[position];
   if (feature.pooling == Pooling::none) return {feature.grad + (position - in->begin) * feature.stride, scale};
-  int64_t bag = part.bag_of[position];
+  int64_t bag = part.bag_of[feature.copy * bags.count + position];
   if (feature.pooling == Pooling::mean) {
     int64_t at = feature.source * bags.batch + bag;
     scale /= static_cast<float>(bags.offset(at + 1) - bags.offset(at));
@@ -100,7 +102,6 @@ class Pairs {
 struct Segment {
   const float* gradient;  // of the row, added up in order of position
   int64_t end;            // the first pair of the next row
-  bool as_it_came;        // one gradient, not scaled
 };
 
 template <int Dim>
@@ -109,9 +110,9 @@ SHOAL_INLINE Segment reduce(Pairs<Dim>& pairs, int64_t begin, int64_t n, Reduce 
   Gradient gradient = pairs.next(begin);
   int64_t end = begin + 1;
   if (end == n || pairs.slot(end) != slot) {
-    if (gradient.scale == 1.0f) return {gradient.row, end, true};
+    if (gradient.scale == 1.0f) return {gradient.row, end};
     for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
-    return {sum, end, false};
+    return {sum, end};
   }
   for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
   for (; end < n && pairs.slot(end) == slot; ++end) {
@@ -125,7 +126,7 @@ SHOAL_INLINE Segment reduce(Pairs<Dim>& pairs, int64_t begin, int64_t n, Reduce 
     const float count = static_cast<float>(end - begin);
     for (int32_t i = 0; i < dim; ++i) sum[i] /= count;
   }
-  return {sum, end, false};
+  return {sum, end};
 }
 
 inline const float* regularise(const UpdateTable& table, const float* g, const float* w, float* own) {
@@ -156,6 +157,7 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
   const Rows& rows = *table.rows;
   const int32_t dim = Dim ? Dim : rows.dim;
   const bool is_f32 = Dim || rows.dtype == Dtype::f32;
+  const bool clips = table.clip_value > 0 || table.clip_norm > 0;
   float* sum = scratch;
   float* wide = scratch + dim;
   UpdateCounts counts;
@@ -171,7 +173,7 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
       continue;
     }
     const float* g = segment.gradient;
-    if (!segment.as_it_came && !finite(g, dim)) {
+    if (clips && !finite(g, dim)) {
       ++counts.nonfinite;
       continue;
     }
@@ -182,6 +184,11 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
       load_row(rows.dtype, stored, dim, w);
     }
     g = regularise(table, g, w, sum);
+    // Its square too: Adagrad and Adam keep it.
+    if (!(sum_squares(g, dim) <= kLargest)) {
+      ++counts.nonfinite;
+      continue;
+    }
     if (table.shrink != 1.0f)
       for (int32_t i = 0; i < dim; ++i) w[i] *= table.shrink;
     Step::step(w, g, rows.state(tail), dim, table.hyper);

@@ -124,6 +124,17 @@ def test_offsets_that_were_overwritten_before_the_backward_are_refused():
     out = bags(shoal.KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), offsets=offsets)).values()
     rows = bags.state_dict()
     offsets[2] = 100
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    assert all(torch.equal(value, rows[name]) for name, value in bags.state_dict().items())
+
+
+def test_offsets_that_were_overwritten_unseen_are_refused_too():
+    bags = trained()
+    offsets = torch.tensor([0, 1, 2, 3, 4])
+    out = bags(shoal.KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), offsets=offsets)).values()
+    rows = bags.state_dict()
+    offsets.numpy()[2] = 100
     with pytest.raises(InputError, match="offsets"):
         out.sum().backward()
     assert all(torch.equal(value, rows[name]) for name, value in bags.state_dict().items())

@@ -7,6 +7,7 @@ import torch
 from batches import assert_same_rows, kjt, random_kjt
 from torch import nn
 from torch._dynamo import config as dynamo_config
+from torch.utils.checkpoint import checkpoint
 
 import shoal
 from shoal.errors import InputError, NonFiniteError
@@ -243,6 +244,43 @@ def test_a_second_backward_is_refused():
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
     assert bags.table("a").stats().step == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_updates_of_one_backward_keep_their_order(backend):
+    def work(bags, one, other):
+        return bags(one).values() * 3 + bags(other).values() + bags(one).values() * 2
+
+    plain, bags = (shoal.EmbeddingBagCollection([shoal.Table("a", 4, optimizer=shoal.Adam(lr=0.1))]) for _ in range(2))
+    compiled = torch.compile(work, backend=backend, fullgraph=True)
+    for step in range(3):
+        batches = [random_kjt(["a"], seed=seed) for seed in (step, step + 10)]
+        for function, module in ((work, plain), (compiled, bags)):
+            function(module, *batches).sum().backward()
+    assert bags.table("a").stats().step == 9
+    assert_same_rows(plain, bags)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_checkpointing_inside_the_graph(backend, calls):
+    # Generated code gives the memory of offsets, which it computes, to others before the backward.
+    def make():
+        torch.manual_seed(0)
+        bags, dense = shoal.EmbeddingBagCollection([shoal.Table("a", 4, dtype="bfloat16")]), nn.Linear(4, 4)
+
+        def bottom(batch):
+            return torch.relu(dense(bags(batch).values()))
+
+        return bags, lambda batch: checkpoint(bottom, batch, use_reentrant=False).sum()
+
+    (plain, work), (bags, same) = make(), make()
+    compiled = torch.compile(same, backend=backend, fullgraph=True)
+    for step in range(3):
+        batch = random_kjt(["a"], bags=4, seed=step)
+        eager = counted(calls, lambda batch=batch: work(batch).backward())
+        assert eager == {"lookup": 2, "lookup_each": 0, "update": 1}
+        assert counted(calls, lambda batch=batch: compiled(batch).backward()) == eager
+    assert_same_rows(plain, bags)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first first", "last first"])

@@ -107,12 +107,12 @@ def test_what_does_not_reach_a_table_that_trains_is_let_through():
 
 
 def test_sums_that_overflow_leave_their_rows_alone_and_raise():
-    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=shoal.SGD(lr=1e-38))])
+    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=shoal.SGD(lr=1e-18))])
     bags(kjt({"a": [[1, 1], [2]]}))
     rows = bags.table("one").lookup([1, 2])
     out = bags(kjt({"a": [[1, 1], [2]]})).values()
-    with pytest.raises(NonFiniteError, match="'one': 1"):
-        out.backward(torch.full((2, 4), 3e38))
+    with pytest.raises(NonFiniteError, match="1 of 'one'"):
+        out.backward(torch.tensor([[3e38], [1e18]]).expand(2, 4))
     after = bags.table("one").lookup([1, 2])
     assert torch.equal(after[0], rows[0])
     assert torch.isfinite(after).all()
@@ -131,3 +131,19 @@ def test_an_impossible_learning_rate_is_refused_before_any_row_changes(setting):
     assert_unchanged(bags, before)
     bags.optimizer.param_groups[1]["lr"] = 0.1
     train_step(bags, kjt(BATCH))
+
+
+def test_a_gradient_whose_square_overflows_does_not_poison_the_state():
+    for optimizer in (shoal.Adagrad(), shoal.RowwiseAdagrad(), shoal.Adam(), shoal.Ftrl()):
+        bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=optimizer)])
+        out = bags(kjt({"a": [[1], [2]]})).values()
+        with pytest.raises(NonFiniteError, match="2 of 'one'"):
+            out.backward(torch.full((2, 4), 1e30))
+        bags.load_state_dict(bags.state_dict())
+
+
+def test_a_huge_gradient_is_clipped_before_it_is_squared():
+    optimizer = shoal.Adagrad(lr=1.0, clip=shoal.Clip(value=1.0))
+    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=optimizer)])
+    bags(kjt({"a": [[1], [2]]})).values().backward(torch.full((2, 4), 1e30))
+    assert torch.equal(bags.table("one").state([1, 2])["sum"], torch.ones(2, 4))

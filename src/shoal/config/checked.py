@@ -1,5 +1,6 @@
 """How a setting is declared and checked, so that every class of this folder refuses the same mistakes alike."""
 
+import ctypes
 import difflib
 import functools
 import inspect
@@ -79,7 +80,9 @@ def number(
     except OverflowError:  # an int beyond float64
         result = math.inf
     # NaN fails the first comparison.
-    if not (abs(result) <= FLOAT32_MAX and result >= low and result > above and result < below):
+    # The kernels read it as a float32, where 0.99999999 is 1.
+    rounded = ctypes.c_float(result).value
+    if not (abs(result) <= FLOAT32_MAX and result >= low and result > above and rounded < below):
         raise ConfigError(f"[{where}] {name}: wanted {wanted}; got {given!r}.")
     return result
 

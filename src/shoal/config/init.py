@@ -9,7 +9,7 @@ from shoal.errors import ConfigError
 
 @value
 class Uniform:
-    """Each weight uniform in [low, high)."""
+    """Each weight uniform from low to high."""
 
     low: float = -0.01
     high: float = 0.01
@@ -43,7 +43,7 @@ class Normal:
     @property
     def bound(self) -> float:
         """No weight is born larger than this in magnitude."""
-        return abs(self.mean) + 10.0 * self.std  # 64 random bits reach 9.1 deviations
+        return abs(self.mean) + 10.0 * self.std  # a 32-bit draw reaches 6.4 deviations
 
 
 @value

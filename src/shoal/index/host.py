@@ -124,4 +124,9 @@ def insert(indexes: Sequence[HostIndex], keys: Sequence[Tensor], slots: Sequence
     """Give absent keys, each once, their slots. If there is no memory, no key is added."""
     natives = [index.native for index in indexes]
     _native.reserve(natives, [len(k) for k in keys], get_num_threads())
-    _native.insert(natives, keys, slots, get_num_threads())
+    try:
+        _native.insert(natives, keys, slots, get_num_threads())
+    except BaseException:
+        for index, absent in zip(indexes, keys, strict=True):
+            index.erase(absent)
+        raise

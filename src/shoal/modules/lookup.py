@@ -22,13 +22,12 @@ class Lookup:
     dtype: torch.dtype
 
 
-def _lease_of(ctx: Any) -> Tensor:
-    lease: Tensor
+def _saved(ctx: Any) -> Any:
+    """What the forward kept for the backward."""
     if torch.compiler.is_compiling():
-        (lease,) = ctx.saved_tensors
-        return lease
+        return ctx.saved_tensors
     try:
-        (lease,) = ctx.saved_tensors
+        return ctx.saved_tensors
     except RuntimeError as error:
         # Activation checkpointing runs the model again in here, and what it raises is the model's.
         if "second time" not in str(error):
@@ -37,7 +36,6 @@ def _lease_of(ctx: Any) -> Tensor:
             "[backward] wanted one backward for each forward; this graph's was applied already, and rows are updated "
             "in the backward. Run the forward again, or add the losses up before the backward."
         ) from error
-    return lease
 
 
 def _if_compiled(done: Tensor) -> Tensor | None:
@@ -63,16 +61,17 @@ class PooledLookup(torch.autograd.Function):
         out, lease = ops.lookup(
             lookup.group, token, lookup.names, values, offsets, weights, columns, lookup.training, True, lookup.dtype
         )
-        ctx.save_for_backward(lease)
+        ctx.save_for_backward(lease, values, offsets, weights)
         ctx.group = lookup.group
-        ctx.weights = values.shape[0] if weights is not None and ctx.needs_input_grad[5] else -1
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights, done = ops.update(ctx.group, _lease_of(ctx), [grad], ctx.weights)
-        return _if_compiled(done), None, None, None, None, weights if ctx.weights >= 0 else None, None
+        lease, values, offsets, weights = _saved(ctx)
+        wanted = ctx.needs_input_grad[5]
+        to_weights, done = ops.update(ctx.group, lease, values, offsets, weights, [grad], wanted)
+        return _if_compiled(done), None, None, None, None, to_weights if wanted else None, None
 
 
 def rows_of_each(
@@ -103,12 +102,13 @@ class EachLookup(torch.autograd.Function):
         shapes: Sequence[tuple[int, int]],
     ) -> tuple[Tensor, ...]:
         outs, lease = rows_of_each(token, lookup, values, offsets, shapes, keep=True)
-        ctx.save_for_backward(lease)
+        ctx.save_for_backward(lease, values, offsets)
         ctx.group = lookup.group
         return outs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, done = ops.update(ctx.group, _lease_of(ctx), list(grads), -1)
+        lease, values, offsets = _saved(ctx)
+        _, done = ops.update(ctx.group, lease, values, offsets, None, list(grads), False)
         return _if_compiled(done), None, None, None, None, None

@@ -48,7 +48,9 @@ class EmbeddingCollection(Collection):
         if torch.compiler.is_compiling():
             for count in keys:
                 torch._check(count >= 0)  # the lookup makes sure of it
-        shapes = [(keys[names.index(source)], dim) for source, dim in zip(self._sources, self._dims, strict=True)]
+        counts = dict(zip(names, keys, strict=True))
+        # A feature that the batch lacks is the lookup's to name.
+        shapes = [(counts.get(source, 0), dim) for source, dim in zip(self._sources, self._dims, strict=True)]
         if torch.is_grad_enabled() and self.training:
             outs = EachLookup.apply(self._anchor, token, lookup, values, offsets, shapes)  # type: ignore[no-untyped-call]
         else:

@@ -130,7 +130,7 @@ class Group:
         def read(batch: Batch) -> Tensor:
             return pool(batch.plan.pool_features, batch.bags, batch.size, batch.plan.columns, dtype)
 
-        return self._lookup(self._batch(names, values, offsets, weights, training), keep, read)
+        return self._lookup(names, values, offsets, weights, training, keep, read)
 
     def lookup_each(
         self, names: Sequence[str], values: Tensor, offsets: Tensor, *, training: bool, keep: bool, dtype: torch.dtype
@@ -141,11 +141,22 @@ class Group:
             shapes = [(batch.bounds[p.source + 1] - batch.bounds[p.source], p.dim) for p in batch.plan.parts]
             return pool_each(batch.plan.pool_features, batch.bags, shapes, dtype)
 
-        return self._lookup(self._batch(names, values, offsets, None, training), keep, read)
+        return self._lookup(names, values, offsets, None, training, keep, read)
 
-    def _lookup(self, batch: Batch, keep: bool, read: Callable[[Batch], Tensor]) -> tuple[Tensor, Tensor]:
-        trains = batch.training and bool(batch.plan.trained)
-        with self.writing() if trains or keep else self.reading():  # leases begin one after the other
+    def _lookup(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        training: bool,
+        keep: bool,
+        read: Callable[[Batch], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it points to.
+        with self.writing() if training or keep else self.reading():
+            batch = self._batch(names, values, offsets, weights, training)
+            trains = training and bool(batch.plan.trained)
             lacking = find([self._range(batch, part) for part in batch.plan.parts], batch.values, batch.slots)
             if trains:
                 if any(lacking):
@@ -175,9 +186,7 @@ class Group:
                 f"[{self.name}] {len(names)} features must have equally many bags; got {bags_in_all} bags."
             )
         size = bags_in_all // max(len(names), 1)
-        values, offsets = values.contiguous(), offsets.contiguous()
-        if weights is not None:
-            weights = weights.detach().to(torch.float32).contiguous()
+        values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
         slots = torch.empty(plan.copies * values.numel(), dtype=torch.int32, device="cpu")
         bags = _native.Bags(values, offsets, size, slots, weights)
         bags.check(len(names))
@@ -251,14 +260,28 @@ class Group:
 
     # ---- backward
 
-    def update(self, lease: Tensor, grads: Sequence[Tensor], weight_gradient: bool) -> Tensor:
+    def update(
+        self,
+        lease: Tensor,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        grads: Sequence[Tensor],
+        weight_gradient: bool,
+    ) -> Tensor:
         """Apply a forward's output gradients to its rows; returns the gradient of the per-sample weights, or nothing.
 
-        `grads` is one [bags, columns] tensor, or one [keys, dim] tensor for each part of the plan.
+        `values`, `offsets` and `weights` are the forward's once more, as autograd kept them: a compiled program reuses
+        the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor, or one
+        [keys, dim] tensor for each part of the plan.
         """
         with self.writing():
             batch = self._leases.of(lease)
-            batch.bags.check(len(batch.plan.names))  # whoever made the tensors may have reused them since
+            if values.shape != batch.values.shape or offsets.numel() != len(batch.plan.names) * batch.size + 1:
+                raise InputError(f"[{self.name}] the backward wants the values and offsets of its forward.")
+            batch.weights = self._floats(weights)
+            batch.bags = _native.Bags(values.contiguous(), offsets.contiguous(), batch.size, batch.slots, batch.weights)
+            batch.bags.check(len(batch.plan.names))
             rows = [self._gradient(grad) for grad in grads]
             result = torch.empty(0, dtype=torch.float32, device="cpu")
             if weight_gradient:
@@ -271,6 +294,10 @@ class Group:
             batch.applied = True
             self._compact(batch)
             return result
+
+    @staticmethod
+    def _floats(weights: Tensor | None) -> Tensor | None:
+        return None if weights is None else weights.detach().to(torch.float32).contiguous()
 
     @staticmethod
     def _gradient(grad: Tensor) -> Tensor:
@@ -299,12 +326,17 @@ class Group:
             table.counters.add("steps")
             table.counters.add("dropped_gradients", counts.dropped)
             table.counters.add("skipped_rows", counts.overflowed)
-        overflowed = {t.config.name: c.overflowed for t, c in zip(trained, each, strict=True) if c.overflowed}
-        if overflowed:
+        overflowed = [
+            (table, counts.overflowed) for table, counts in zip(trained, each, strict=True) if counts.overflowed
+        ]
+        if overflowed and self.loss_scale is not None:
+            self.loss_scale.found_nonfinite()
+        elif any(table.raises for table, _ in overflowed):
             batch.applied = True
+            rows = ", ".join(f"{count} of {table.config.name!r}" for table, count in overflowed)
             raise NonFiniteError(
-                f"[{self.name}] gradients are finite, but their sums over the batch are not for rows of {overflowed} "
-                f"(rows by table); these rows were left as they were, the others updated. Scale the loss down."
+                f"[{self.name}] gradients are finite, but for some rows their sum or its square is not: {rows}. These "
+                f"rows were left as they were, the others updated. Scale the loss down, or clip."
             )
 
     def _is_skipped(self, batch: Batch, grads: Sequence[Tensor]) -> bool:
@@ -315,7 +347,7 @@ class Group:
             self.loss_scale.found_nonfinite()
             return True
         reached = [part for part in batch.plan.parts if part.trains and self._is_reached(batch, grads, part)]
-        stopped = [p for p in reached if self.tables[p.table].config.optimizer.clip.nonfinite == "raise"]  # type: ignore[union-attr]
+        stopped = [part for part in reached if self.tables[part.table].raises]
         if stopped:
             names = sorted({self.tables[part.table].config.name for part in stopped})
             raise NonFiniteError(

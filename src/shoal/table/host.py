@@ -63,6 +63,11 @@ class HostTable:
         """Bytes of rows and index."""
         return self.index.bytes + self.storage.bytes
 
+    @property
+    def raises(self) -> bool:
+        """Whether gradients that are not finite are an error rather than left out."""
+        return self.config.optimizer is not None and self.config.optimizer.clip.nonfinite == "raise"
+
     def find(self, keys: Tensor) -> Tensor:
         """The slot of every key, or -1."""
         return self.index.find(keys)

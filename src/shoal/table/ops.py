@@ -24,7 +24,10 @@ _library.define(
     "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, SymInt size, bool training, "
     "bool keep, ScalarType dtype) -> (Tensor, Tensor)"
 )
-_library.define("update(str group, Tensor lease, Tensor[] grads, int weights) -> (Tensor, Tensor)")
+_library.define(
+    "update(str group, Tensor lease, Tensor values, Tensor offsets, Tensor? weights, Tensor[] grads, "
+    "bool weight_gradient) -> (Tensor, Tensor)"
+)
 
 
 def _lookup(
@@ -87,14 +90,30 @@ def _fake_lookup_each(
     return values.new_empty((size,), dtype=dtype), token.new_empty((1,), dtype=torch.int64)
 
 
-def _update(group: str, lease: Tensor, grads: Sequence[Tensor], weights: int) -> tuple[Tensor, Tensor]:
-    """`weights`: how many per-sample weights want a gradient; -1 if they do not."""
-    result = group_named(group).update(lease, grads, weights >= 0)
+def _update(
+    group: str,
+    lease: Tensor,
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    grads: Sequence[Tensor],
+    weight_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    result = group_named(group).update(lease, values, offsets, weights, grads, weight_gradient)
     return result, torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
-def _fake_update(group: str, lease: Tensor, grads: Sequence[Tensor], weights: int) -> tuple[Tensor, Tensor]:
-    return lease.new_empty((max(weights, 0),), dtype=torch.float32), lease.new_empty((1,), dtype=torch.float32)
+def _fake_update(
+    group: str,
+    lease: Tensor,
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    grads: Sequence[Tensor],
+    weight_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    size = values.shape[0] if weight_gradient else 0
+    return values.new_empty((size,), dtype=torch.float32), values.new_empty((1,), dtype=torch.float32)
 
 
 for _name, _real, _fake in (

@@ -68,8 +68,11 @@ def stochastic_round(values: Tensor, words: Tensor, dtype: torch.dtype) -> Tenso
         return _float(sign | kept).to(torch.bfloat16)
     raised = (body + (words & 0x1FFF)) & ~0x1FFF
     normal = _float(torch.clamp(raised, max=0x477FE000))
-    tiny = torch.floor(_float(body) * 2.0**24 + (words >> 8).float() * 2.0**-24) * 2.0**-24
+    scaled = _float(body) * 2.0**24
+    up = (words >> 8).float() * 2.0**-24 < scaled - scaled.floor()
+    tiny = (scaled.floor() + up) * 2.0**-24
     rounded = torch.where(body < 0x38800000, tiny, normal)
+    rounded = torch.where(body >= 0x7F800000, _float(body), rounded)
     return torch.where(sign != 0, -rounded, rounded).to(torch.float16)
 
 
