@@ -295,7 +295,7 @@ void a_shrink_without_a_budget_does_nothing() {
 
 void grows_by_a_fifth_and_a_little_at_a_time() {
   Walk walk(4, mixed_key);
-  constexpr int64_t kStep = 64;
+  constexpr int64_t kStep = 512;
   bool half_way = false;
   while (walk.size() < 300000) {
     IndexView before = walk.index.view();
@@ -350,6 +350,21 @@ void hostile_keys_are_found_and_leave_no_trace() {
   while (!walk.shrink(1000)) {
   }
   CHECK(walk.index.bytes() < 64 * 64, walk.index.bytes());
+}
+
+void keys_at_the_boundaries_of_buckets_stay_in_reach() {
+  const Index* of = nullptr;
+  Walk walk(10, [&](Random& random) {
+    if (random.below(50) == 0) return key_with_hash(kTopHash - static_cast<uint64_t>(random.below(6)));
+    // The smallest hash of a bucket, or one beside it, at the scale before or after a growth or shrink.
+    uint64_t scale = std::max<uint64_t>(random.below(2) ? of->view().low : of->view().high, 1);
+    unsigned __int128 begin = static_cast<unsigned __int128>(random.below(static_cast<int64_t>(scale))) << 64;
+    uint64_t first = static_cast<uint64_t>((begin + scale - 1) / scale);
+    return key_with_hash(first + static_cast<uint64_t>(random.below(7)) - 3);
+  });
+  of = &walk.index;
+  for (int64_t target : {40, 0, 3000, 0, 100000, 60000, 110000, 500, 20000, 0}) walk.go_to(target, 1500, true);
+  walk.check_empty();
 }
 
 void overflow_runs_into_the_next_chunk() {
@@ -478,6 +493,7 @@ int main() {
   shoal::grows_by_a_fifth_and_a_little_at_a_time();
   shoal::bytes_fall_after_erases();
   shoal::hostile_keys_are_found_and_leave_no_trace();
+  shoal::keys_at_the_boundaries_of_buckets_stay_in_reach();
   shoal::overflow_runs_into_the_next_chunk();
   shoal::a_chain_of_more_keys_than_a_bucket_can_count();
 #if !SHOAL_SANITIZED

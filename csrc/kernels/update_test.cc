@@ -440,6 +440,23 @@ void weight_gradients_are_row_times_gradient() {
       }
 }
 
+void the_last_position_counts() {
+  // One position, and one more than a whole number of the pieces a batch is split into.
+  for (int64_t positions : {1, 2, 2049, 8193}) {
+    Table table(4, Dtype::f32, 10000, 0);
+    std::vector<int64_t> offsets = {0, positions};
+    std::vector<float> ones(4, 1.0f);
+    Bags bags;
+    bags.keys = table.keys.data();
+    bags.offsets = offsets.data();
+    bags.batch = 1;
+    bags.slots = table.slots.data();
+    std::vector<UpdateCounts> counts = update({sgd(table)}, {{0, 0, Pooling::sum, ones.data(), 4}}, bags, 2);
+    CHECK(counts[0].rows == positions, counts[0].rows, positions);
+    CHECK(table.flags(positions - 1) != 0 && table.flags(positions) == 0, positions);
+  }
+}
+
 // One feature that feeds two tables has slots in each, one copy after the other.
 void a_feature_of_two_tables_updates_both() {
   Table first(12, Dtype::f32, 50, 0), second(12, Dtype::f32, 80, 0), first_alone(12, Dtype::f32, 50, 0),
@@ -522,6 +539,7 @@ int main() {
   shoal::nothing_happens_without_positions();
   shoal::a_batch_of_one_key();
   shoal::weight_gradients_are_row_times_gradient();
+  shoal::the_last_position_counts();
   shoal::a_feature_of_two_tables_updates_both();
   shoal::all_finite_sees_every_element();
 }

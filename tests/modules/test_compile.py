@@ -283,10 +283,11 @@ def test_checkpointing_inside_the_graph(backend, calls):
     assert_same_rows(plain, bags)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first first", "last first"])
-def test_two_forwards_may_wait_for_their_backwards(order):
+def test_two_forwards_may_wait_for_their_backwards(order, backend):
     plain, bags = (shoal.EmbeddingBagCollection([shoal.Table("a", 4)]) for _ in range(2))
-    compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(bags, backend=backend, fullgraph=True)
     batches = [kjt({"a": [[1, 2], [3]]}), kjt({"a": [[2], [4, 5]]})]
     for function in (plain, compiled):
         outs = [function(batch).values() for batch in batches]

@@ -8,7 +8,8 @@ from shoal.config.size import parse_size
 class Dram:
     """Host memory.
 
-    size: the most bytes that rows and their index may take, as an int or a str such as "8GiB"; None is no limit but the machine's.
+    size: the most bytes that rows and their index may take, as an int or a str such as "8GiB"; None is no limit but the
+        machine's.
     """
 
     size: int | str | None = None

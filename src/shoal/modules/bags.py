@@ -57,7 +57,7 @@ class EmbeddingBagCollection(Collection):
             raise InputError(f"[{type(self).__name__}] is_weighted=True wants weights; the batch has none.")
         lookup, token, columns = self._lookup(features.keys()), self._token_now(), sum(self._dims)
         if torch.is_grad_enabled() and (self.training or (weights is not None and weights.requires_grad)):
-            out = PooledLookup.apply(self._anchor, token, lookup, values, offsets, weights, columns)  # type: ignore[no-untyped-call]
+            out = PooledLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, weights, columns)  # type: ignore[no-untyped-call]
         else:
             out, _ = ops.lookup(
                 lookup.group,

@@ -90,7 +90,8 @@ class Collection(nn.Module):
         registry.register(self._group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
-            # Autograd calls back only where something requires a gradient; this is no parameter, and stays as it is.
+            self._update_token = torch.zeros(1, dtype=torch.float32, device="cpu")
+            # Autograd calls back only where something requires a gradient; this is no parameter, and gets none.
             self._anchor = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
         changeable = any(table.optimizer_hyper for table in self._group.tables)
         self._optimizer = TableOptimizer(self._group) if changeable else None
@@ -242,7 +243,7 @@ class Collection(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        own = {"_group", "_token", "_anchor", "_optimizer", "_scaler", "name"}
+        own = {"_group", "_token", "_update_token", "_anchor", "_optimizer", "_scaler", "name"}
         for attribute, value in self.__dict__.items():
             if attribute not in own:
                 made.__dict__[attribute] = copy.deepcopy(value, memo)

@@ -38,19 +38,15 @@ def _saved(ctx: Any) -> Any:
         ) from error
 
 
-def _if_compiled(done: Tensor) -> Tensor | None:
-    """The anchor's gradient: the compiler drops an update that no gradient comes of, autograd does not."""
-    return done if torch.compiler.is_compiling() else None
-
-
 class PooledLookup(torch.autograd.Function):
-    """[bags, columns]. `anchor` requires a gradient so that autograd calls back."""
+    """[bags, columns]. `anchor` requires a gradient so that autograd calls back; it gets none."""
 
     @staticmethod
     def forward(
         ctx: Any,
         anchor: Tensor,
         token: Tensor,
+        update_token: Tensor,
         lookup: Lookup,
         values: Tensor,
         offsets: Tensor,
@@ -63,15 +59,17 @@ class PooledLookup(torch.autograd.Function):
         )
         ctx.save_for_backward(lease, values, offsets, weights)
         ctx.group = lookup.group
+        # Not a saved tensor: other backwards change it, and autograd refuses saved tensors that were changed.
+        ctx.token = update_token
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lease, values, offsets, weights = _saved(ctx)
-        wanted = ctx.needs_input_grad[5]
-        to_weights, done = ops.update(ctx.group, lease, values, offsets, weights, [grad], wanted)
-        return _if_compiled(done), None, None, None, None, to_weights if wanted else None, None
+        wanted = ctx.needs_input_grad[6]
+        to_weights = ops.update(ctx.group, ctx.token, lease, values, offsets, weights, [grad], wanted)
+        return None, None, None, None, None, None, to_weights if wanted else None, None
 
 
 def rows_of_each(
@@ -96,6 +94,7 @@ class EachLookup(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,
         token: Tensor,
+        update_token: Tensor,
         lookup: Lookup,
         values: Tensor,
         offsets: Tensor,
@@ -104,11 +103,12 @@ class EachLookup(torch.autograd.Function):
         outs, lease = rows_of_each(token, lookup, values, offsets, shapes, keep=True)
         ctx.save_for_backward(lease, values, offsets)
         ctx.group = lookup.group
+        ctx.token = update_token
         return outs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         lease, values, offsets = _saved(ctx)
-        _, done = ops.update(ctx.group, lease, values, offsets, None, list(grads), False)
-        return _if_compiled(done), None, None, None, None, None
+        ops.update(ctx.group, ctx.token, lease, values, offsets, None, list(grads), False)
+        return (None,) * 7

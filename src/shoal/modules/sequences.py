@@ -52,7 +52,7 @@ class EmbeddingCollection(Collection):
         # A feature that the batch lacks is the lookup's to name.
         shapes = [(counts.get(source, 0), dim) for source, dim in zip(self._sources, self._dims, strict=True)]
         if torch.is_grad_enabled() and self.training:
-            outs = EachLookup.apply(self._anchor, token, lookup, values, offsets, shapes)  # type: ignore[no-untyped-call]
+            outs = EachLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, shapes)  # type: ignore[no-untyped-call]
         else:
             outs, _ = rows_of_each(token, lookup, values, offsets, shapes, keep=False)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)

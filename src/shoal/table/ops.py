@@ -1,9 +1,9 @@
 """The operators that autograd, torch.compile and torch.export see.
 
-An op names its group by a string. A lookup says that it changes `token`, a one-element tensor of the collection:
-without a changed argument the compiler would merge two equal lookups, and drop those whose result is not used. (Such an
-op can return tensors, but no list of them.) An update returns a zero that stands for the gradient of what autograd holds
-on to, so that it is used; a token, which every lookup changes, could not be kept for it from a forward before others.
+An op names its group by a string and says that it changes `token`, a one-element tensor of the collection: without a
+changed argument the compiler would merge two equal lookups, drop the update and change the order. Lookups and updates
+have a token each, since what waits for a backward must not be changed by other forwards. Such an op can return tensors,
+but no list of them.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ _library.define(
     "bool keep, ScalarType dtype) -> (Tensor, Tensor)"
 )
 _library.define(
-    "update(str group, Tensor lease, Tensor values, Tensor offsets, Tensor? weights, Tensor[] grads, "
-    "bool weight_gradient) -> (Tensor, Tensor)"
+    "update(str group, Tensor(a!) token, Tensor lease, Tensor values, Tensor offsets, Tensor? weights, Tensor[] grads, "
+    "bool weight_gradient) -> Tensor"
 )
 
 
@@ -92,28 +92,28 @@ def _fake_lookup_each(
 
 def _update(
     group: str,
+    token: Tensor,
     lease: Tensor,
     values: Tensor,
     offsets: Tensor,
     weights: Tensor | None,
     grads: Sequence[Tensor],
     weight_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    result = group_named(group).update(lease, values, offsets, weights, grads, weight_gradient)
-    return result, torch.zeros(1, dtype=torch.float32, device="cpu")
+) -> Tensor:
+    return group_named(group).update(lease, values, offsets, weights, grads, weight_gradient)
 
 
 def _fake_update(
     group: str,
+    token: Tensor,
     lease: Tensor,
     values: Tensor,
     offsets: Tensor,
     weights: Tensor | None,
     grads: Sequence[Tensor],
     weight_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    size = values.shape[0] if weight_gradient else 0
-    return values.new_empty((size,), dtype=torch.float32), values.new_empty((1,), dtype=torch.float32)
+) -> Tensor:
+    return values.new_empty((values.shape[0] if weight_gradient else 0,), dtype=torch.float32)
 
 
 for _name, _real, _fake in (
