@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/memory.h"
 #include "base/thread_pool.h"
 #include "kernels/sort.h"
 
@@ -77,7 +78,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   }
 
   // Every position's bag, and how many pairs of a chunk go to each part.
-  auto bag_of = std::make_unique_for_overwrite<uint32_t[]>(static_cast<size_t>(positions));
+  Scratch<uint32_t> bag_of(static_cast<size_t>(positions));
   std::vector<int64_t> count(static_cast<size_t>(counts), 0);
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
@@ -120,7 +121,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
       }
     }
   }
-  auto pairs = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(part_begin.back()));
+  Scratch<uint64_t> pairs(static_cast<size_t>(part_begin.back()));
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     int shift = split[static_cast<size_t>(chunk.table)].shift;

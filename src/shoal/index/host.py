@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from shoal.config import get_num_threads
 NO_SLOT = -1
 # A scan hands out this many buckets at a time: about 100 k keys.
 _EXPORT_BUCKETS = 1 << 15
+_KEPT_FROM = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,13 @@ class Entries:
 
     keys: Tensor
     slots: Tensor
+
+
+def empty_slots(n: int) -> Tensor:
+    """Room for n slots. A large one is a kept buffer, since a fresh one's page faults cost a tenth of a lookup."""
+    if n < _KEPT_FROM:
+        return torch.empty(n, dtype=torch.int32, device="cpu")
+    return cast(Tensor, _native.output(1, n, _native.Dtype.float32))[0].view(torch.int32)
 
 
 class HostIndex:

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table
 from shoal.errors import DeviceError, ForkError, InputError, NonFiniteError
-from shoal.index import KeyRange, find, insert, missing
+from shoal.index import KeyRange, empty_slots, find, insert, missing
 from shoal.ops.pool import pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
 from shoal.table.host import HostTable
@@ -187,7 +187,7 @@ class Group:
             )
         size = bags_in_all // max(len(names), 1)
         values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
-        slots = torch.empty(plan.copies * values.numel(), dtype=torch.int32, device="cpu")
+        slots = empty_slots(plan.copies * values.numel())
         bags = _native.Bags(values, offsets, size, slots, weights)
         bags.check(len(names))
         bounds = offsets[::size].tolist() if size else [0] * (len(names) + 1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from shoal.table.lease import Leases
 from shoal.table.registry import group_named
 
 _library = Library("shoal", "DEF")
@@ -128,5 +127,3 @@ for _name, _real, _fake in (
 lookup = torch.ops.shoal.lookup.default
 lookup_each = torch.ops.shoal.lookup_each.default
 update = torch.ops.shoal.update.default
-
-NO_LEASE = Leases.none
