@@ -176,9 +176,12 @@ def test_the_order_of_the_batch_does_not_matter():
         assert torch.equal(rows(one, table, [1, 2, 3, 5]), rows(other, table, [1, 2, 3, 5]))
 
 
-def test_features_that_no_table_wants_are_left_alone():
-    bags, other = pair(), pair()
-    assert torch.equal(train_step(bags, kjt({"x": [[9, 9], [8]], **TWO})), train_step(other, kjt(TWO)))
+def test_a_feature_that_no_table_has_is_named():
+    bags = pair()
+    before = memory(bags)
+    with pytest.raises(NotFoundError, match="no table has the feature 'x' of the batch; the tables have 'a', 'b'"):
+        bags(kjt({"x": [[9, 9], [8]], **TWO}))
+    assert_unchanged(bags, before)
 
 
 def test_a_feature_that_is_not_there_is_named():

@@ -282,6 +282,8 @@ class Group:
             batch.weights = self._floats(weights)
             batch.bags = _native.Bags(values.contiguous(), offsets.contiguous(), batch.size, batch.slots, batch.weights)
             batch.bags.check(len(batch.plan.names))
+            if batch.size and offsets[:: batch.size].tolist() != batch.bounds:
+                raise InputError(f"[{self.name}] the batch's offsets were changed between forward and backward.")
             rows = [self._gradient(grad) for grad in grads]
             result = torch.empty(0, dtype=torch.float32, device="cpu")
             if weight_gradient:

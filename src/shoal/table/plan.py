@@ -46,6 +46,12 @@ class Plan:
                 self.parts.append(part)
                 if table.config.pooling != "none":  # sequences have an output each, and no columns
                     self.columns += table.config.dim
+        unknown = [name for name in names if name not in uses]
+        if unknown:
+            raise NotFoundError(
+                f"[lookup] no table has the feature {', '.join(map(repr, unknown))} of the batch; the tables have "
+                f"{', '.join(map(repr, uses))}. Leave it out, or name it in a Table's features."
+            )
         self.pool_features = [
             _native.PoolFeature(
                 tables[part.table].storage.rows,
