@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <set>
 
 #include "base/check.h"
@@ -63,6 +64,21 @@ void helpers_help() {
     while (started.load() < 2) std::this_thread::yield();
   });
   CHECK(started.load() == 2);
+}
+
+void returns_when_the_slowest_is_done() {
+  for (int i = 0; i < 30; ++i) {
+    std::atomic<int> started{0};
+    int done[2] = {};
+    std::thread::id caller = std::this_thread::get_id();
+    ThreadPool::instance().run(2, 2, [&](int64_t task) {
+      ++started;
+      while (started.load() < 2) std::this_thread::yield();
+      if (std::this_thread::get_id() != caller) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      done[task] = 1;
+    });
+    CHECK(done[0] == 1 && done[1] == 1, i, done[0], done[1]);
+  }
 }
 
 void callers_do_not_disturb_each_other() {
@@ -141,6 +157,7 @@ int main() {
   shoal::no_more_threads_than_asked_for();
   shoal::one_thread_is_the_callers_and_goes_in_order();
   shoal::helpers_help();
+  shoal::returns_when_the_slowest_is_done();
   shoal::callers_do_not_disturb_each_other();
   shoal::a_task_may_call_the_pool();
 #if !defined(__SANITIZE_THREAD__)

@@ -214,6 +214,7 @@ void an_emptied_store_takes_nothing_and_can_be_filled_again() {
   store.release_tail();
   slots = take(store, 10);
   CHECK(slots[0] == 0 && slots[9] == 9 && store.slabs() == 1);
+  CHECK(store.bytes() == 10 * (store.rows().weight_bytes + store.rows().tail_bytes), store.bytes());
 }
 
 void huge_rows() {
