@@ -97,7 +97,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
       int64_t end = std::min(bags.offset(first + bag + 1), chunk.end);
       for (; at < end; ++at) {
         bag_of[static_cast<size_t>(copy_at + at)] = static_cast<uint32_t>(bag);
-        if (slots[at] != kNoSlot) ++histogram[slots[at] >> shift];
+        if (slots[at] != kNoSlot) ++histogram[static_cast<uint64_t>(slots[at]) >> shift];
       }
     }
   });
@@ -129,7 +129,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
     for (int64_t at = chunk.begin; at < chunk.end; ++at)
       if (uint32_t slot = slots[at]; slot != kNoSlot)
-        pairs[static_cast<size_t>(next[slot >> shift]++)] =
+        pairs[static_cast<size_t>(next[static_cast<uint64_t>(slot) >> shift]++)] =
             static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(at);
   });
 
