@@ -35,7 +35,8 @@ NATIVE_MAY_INCLUDE: dict[str, frozenset[str]] = {
     "index": frozenset({"base"}),
     "store": frozenset({"base"}),
     "kernels": frozenset({"base"}),
-    "bind": frozenset({"base", "index", "store", "kernels"}),
+    "lookup": frozenset({"base", "index", "kernels"}),
+    "bind": frozenset({"base", "index", "store", "kernels", "lookup"}),
 }
 TEST_MAY_INCLUDE = frozenset(NATIVE_MAY_INCLUDE) - {"bind"}
 PYTHON_HEADER = re.compile(r"^(Python\.h|nanobind/|pybind11/)")

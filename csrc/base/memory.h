@@ -70,6 +70,33 @@ class Buffers {
   std::vector<Block> lent_;
 };
 
+// An uninitialised array for as long as it lives: a reusable buffer if it is large, else from the heap.
+template <typename T>
+class Kept {
+ public:
+  // Throws std::bad_alloc, as any allocation.
+  explicit Kept(size_t n) : large_(n * sizeof(T) >= kLarge) {
+    data_ = large_ ? static_cast<T*>(Buffers::instance().acquire(n * sizeof(T))) : new T[n];
+    if (!data_) throw std::bad_alloc();
+  }
+  ~Kept() {
+    if (large_)
+      Buffers::instance().release(data_);
+    else
+      delete[] data_;
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+  T* get() const { return data_; }
+
+ private:
+  // A fresh one's page faults cost a tenth of a lookup.
+  static constexpr size_t kLarge = size_t{1} << 17;
+  T* data_;
+  bool large_;
+};
+
 // A buffer for the length of a scope.
 template <typename T>
 class Scratch {

@@ -40,5 +40,6 @@ void bind_base(nb::module_& m);
 void bind_index(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_kernels(nb::module_& m);
+void bind_lookup(nb::module_& m);
 
 }  // namespace shoal

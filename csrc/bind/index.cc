@@ -4,30 +4,6 @@
 
 namespace shoal {
 
-static Keys keys_of(const Integers& keys) { return {keys.data(), is_narrow(keys)}; }
-
-static std::vector<int64_t> find_keys(const std::vector<Index*>& indexes,
-                                      const std::vector<std::tuple<int64_t, int64_t, int64_t>>& bounds, Integers keys,
-                                      Vector<int32_t> slots, int threads) {
-  std::vector<KeyRange> ranges;
-  for (size_t i = 0; i < indexes.size(); ++i)
-    ranges.push_back({indexes[i], std::get<0>(bounds[i]), std::get<1>(bounds[i]), std::get<2>(bounds[i])});
-  std::vector<int64_t> missing(ranges.size());
-  find(ranges, keys_of(keys), slots_of(slots), missing.data(), threads);
-  return missing;
-}
-
-static std::vector<Missing> missing_keys(const std::vector<std::vector<std::tuple<int64_t, int64_t, int64_t>>>& bounds,
-                                         Integers keys, Vector<int32_t> slots, int threads) {
-  std::vector<Missing> missing(bounds.size());
-  ThreadPool::instance().run(int64_t(bounds.size()), threads, [&](int64_t t) {
-    std::vector<KeyRange> ranges;
-    for (auto [begin, end, shift] : bounds[size_t(t)]) ranges.push_back({nullptr, begin, end, shift});
-    missing[size_t(t)] = collect_missing(ranges, keys_of(keys), slots_of(slots));
-  });
-  return missing;
-}
-
 static void insert_all(const std::vector<Index*>& indexes, const std::vector<Vector<const int64_t>>& keys,
                        const std::vector<Vector<int32_t>>& slots, int threads) {
   std::vector<Status> statuses(indexes.size());
@@ -65,14 +41,7 @@ static auto entries(const Index& index, uint64_t from, uint64_t to, uint32_t fro
 void bind_index(nb::module_& m) {
   nb::class_<Missing>(m, "Missing", "The keys of one table that have no slot, each once")
       .def_prop_ro("count", [](const Missing& missing) { return missing.keys.size(); })
-      .def_prop_ro(
-          "keys", [](const Missing& missing) { return to_tensor(missing.keys); }, nb::rv_policy::move)
-      .def(
-          "fill",
-          [](const Missing& missing, Vector<int32_t> slots_of_keys, Vector<int32_t> slots) {
-            missing.fill(slots_of(slots_of_keys), slots_of(slots));
-          },
-          nb::arg("slots_of_keys"), nb::arg("slots"), Released());
+      .def_prop_ro("keys", [](const Missing& missing) { return to_tensor(missing.keys); }, nb::rv_policy::move);
 
   nb::class_<Index>(m, "Index", "key -> slot for one table")
       .def(nb::init<>())
@@ -96,11 +65,13 @@ void bind_index(nb::module_& m) {
       .def("entries", &entries, nb::arg("from_bucket"), nb::arg("to_bucket"), nb::arg("from_slot") = 0,
            "(keys, slots) of a range of buckets, without the slots below `from_slot`");
 
-  m.def("find", &find_keys, nb::arg("indexes"), nb::arg("bounds"), nb::arg("keys"), nb::arg("slots"),
-        nb::arg("threads"), Released(),
-        "Slots of keys[begin:end] of each index, written from slots[shift + begin]; returns how many are missing of "
-        "each");
-  m.def("missing", &missing_keys, nb::arg("bounds"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"), Released());
+  m.def(
+      "find",
+      [](const Index& index, Integers keys, Vector<int32_t> slots, int threads) {
+        int64_t missing;
+        find({{&index, 0, int64_t(keys.shape(0))}}, {keys.data(), is_narrow(keys)}, slots_of(slots), &missing, threads);
+      },
+      nb::arg("index"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"), Released(), "slots[i] of key i, or -1");
   m.def("reserve", &reserve_all, nb::arg("indexes"), nb::arg("more"), nb::arg("threads"));
   m.def("insert", &insert_all, nb::arg("indexes"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"));
 }

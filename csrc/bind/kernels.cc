@@ -1,7 +1,4 @@
-#include <nanobind/stl/optional.h>
-
-#include <optional>
-
+#include "bind/bags.h"
 #include "bind/bind.h"
 #include "kernels/pool.h"
 #include "kernels/rows_io.h"
@@ -9,88 +6,39 @@
 
 namespace shoal {
 
-// A batch and the arrays it points into.
-struct BoundBags {
-  Bags bags;
-  Integers keys, offsets;
-  Vector<int32_t> slots;
-  std::optional<Vector<const float>> weights;
-
-  BoundBags(Integers k, Integers o, int64_t batch, Vector<int32_t> s, std::optional<Vector<const float>> w)
-      : keys(k), offsets(o), slots(s), weights(w) {
-    bags.keys = keys.data();
-    bags.offsets = offsets.data();
-    bags.narrow_keys = is_narrow(keys);
-    bags.narrow_offsets = is_narrow(offsets);
-    bags.batch = batch;
-    bags.count = int64_t(keys.shape(0));
-    bags.slots = slots_of(slots);
-    bags.weights = weights ? weights->data() : nullptr;
-  }
-};
-
-// A feature and the first of its columns in a shared output.
-struct BoundPoolFeature {
-  PoolFeature feature;
-  int64_t column;
-};
+// A gradient, and the first of its columns that is the feature's.
 struct BoundUpdateFeature {
   UpdateFeature feature;
   int64_t column;
 };
 
-using AnyMatrix = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Gradient2d = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
-
-static Dtype dtype_of(const AnyMatrix& array) {
-  if (array.dtype().bits == 32) return Dtype::f32;
-  return array.dtype().code == uint8_t(nb::dlpack::dtype_code::Bfloat) ? Dtype::bf16 : Dtype::f16;
-}
-
-static void pool_columns(const std::vector<BoundPoolFeature>& bound, const BoundBags& bags, AnyMatrix out,
-                         int threads) {
-  Dtype dtype = dtype_of(out);
-  std::vector<PoolFeature> features;
-  for (const BoundPoolFeature& b : bound) {
-    features.push_back(b.feature);
-    features.back().out = static_cast<char*>(out.data()) + b.column * (dtype == Dtype::f32 ? 4 : 2);
-    features.back().stride = int64_t(out.shape(1));
-  }
-  pool(features, bags.bags, dtype, threads);
-}
-
-static void pool_each(const std::vector<BoundPoolFeature>& bound, const BoundBags& bags,
-                      const std::vector<AnyMatrix>& outs, int threads) {
-  std::vector<PoolFeature> features;
-  for (size_t i = 0; i < bound.size(); ++i) {
-    features.push_back(bound[i].feature);
-    features.back().out = static_cast<char*>(outs[i].data());
-    features.back().stride = int64_t(outs[i].shape(1));
-  }
-  if (!outs.empty()) pool(features, bags.bags, dtype_of(outs[0]), threads);
-}
+// Rows of floats: address and stride.
+using Gradient = std::tuple<uintptr_t, int64_t>;
 
 static std::vector<UpdateFeature> with_gradients(const std::vector<BoundUpdateFeature>& bound,
-                                                 const std::vector<Gradient2d>& grads) {
+                                                 const std::vector<Gradient>& grads) {
   std::vector<UpdateFeature> features;
   for (size_t i = 0; i < bound.size(); ++i) {
     // One gradient for all features, at their columns, or one for each.
-    const Gradient2d& grad = grads.size() == 1 ? grads[0] : grads[i];
+    auto [address, stride] = grads.size() == 1 ? grads[0] : grads[i];
     features.push_back(bound[i].feature);
-    features.back().grad = grad.data() + bound[i].column;
-    features.back().stride = grad.stride(0);
+    features.back().grad = reinterpret_cast<const float*>(address) + bound[i].column;
+    features.back().stride = stride;
   }
   return features;
 }
 
+// (table, gradients dropped for erased rows, rows whose sum overflowed) of the tables where there were any.
 static std::vector<std::tuple<int64_t, int64_t, int64_t>> update_rows(const std::vector<UpdateTable>& tables,
                                                                       const std::vector<BoundUpdateFeature>& bound,
-                                                                      const std::vector<Gradient2d>& grads,
+                                                                      const std::vector<Gradient>& grads,
                                                                       const BoundBags& bags, int threads) {
-  std::vector<std::tuple<int64_t, int64_t, int64_t>> counts;
-  for (const UpdateCounts& table : update(tables, with_gradients(bound, grads), bags.bags, threads))
-    counts.emplace_back(table.rows, table.dropped, table.nonfinite);
-  return counts;
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> left_out;
+  std::vector<UpdateCounts> counts = update(tables, with_gradients(bound, grads), bags.bags(), threads);
+  for (size_t t = 0; t < counts.size(); ++t)
+    if (counts[t].dropped || counts[t].nonfinite)
+      left_out.emplace_back(int64_t(t), counts[t].dropped, counts[t].nonfinite);
+  return left_out;
 }
 
 void bind_kernels(nb::module_& m) {
@@ -120,56 +68,40 @@ void bind_kernels(nb::module_& m) {
       .value("first", Reduce::first)
       .value("last", Reduce::last);
 
-  nb::class_<BoundBags>(m, "Bags", "A batch of bags of keys, and their slots")
-      .def(nb::init<Integers, Integers, int64_t, Vector<int32_t>, std::optional<Vector<const float>>>(),
-           nb::arg("keys"), nb::arg("offsets"), nb::arg("batch"), nb::arg("slots"), nb::arg("weights") = nb::none())
-      .def(
-          "check",
-          [](const BoundBags& bags, int64_t features) {
-            raise(check(bags.bags, features, int64_t(bags.keys.shape(0))));
-          },
-          nb::arg("features"));
-
-  nb::class_<BoundPoolFeature>(m, "PoolFeature", "How one feature of a batch reads one table")
-      .def(
-          "__init__",
-          [](BoundPoolFeature* self, const Rows& rows, int64_t source, int64_t copy, Pooling pooling, bool silent,
-             const Init& missing, int64_t column) {
-            new (self) BoundPoolFeature{{&rows, source, pooling, silent, missing, nullptr, 0, copy}, column};
-          },
-          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("silent"),
-          nb::arg("missing"), nb::arg("column"), nb::keep_alive<1, 2>());
-  m.def("pool", &pool_columns, nb::arg("features"), nb::arg("bags"), nb::arg("out"), nb::arg("threads"), Released(),
-        "Every feature into its columns of one output");
-  m.def("pool_each", &pool_each, nb::arg("features"), nb::arg("bags"), nb::arg("outs"), nb::arg("threads"), Released(),
-        "Every feature into an output of its own");
-
   nb::class_<UpdateTable>(m, "UpdateTable", "One table's part of a backward pass")
       .def(
           "__init__",
-          [](UpdateTable* self, const Rows& rows, Optimizer optimizer, Reduce reduce, float lr,
-             const std::vector<float>& settings, float weight_decay, float shrink, float clip_value, float clip_norm,
-             float max_norm, float grad_scale, double score, uint64_t step, uint64_t rounding_stream) {
+          [](UpdateTable* self, const Rows& rows, uint64_t rounding_stream) {
             auto* table = new (self) UpdateTable;
             table->rows = &rows;
-            table->optimizer = optimizer;
-            table->reduce = reduce;
-            table->hyper.lr = lr;
-            for (size_t i = 0; i < settings.size() && i < std::size(table->hyper.setting); ++i)
-              table->hyper.setting[i] = settings[i];
-            table->weight_decay = weight_decay;
-            table->shrink = shrink;
-            table->clip_value = clip_value;
-            table->clip_norm = clip_norm;
-            table->max_norm = max_norm;
-            table->grad_scale = grad_scale;
-            table->score = score;
-            table->step = step;
             table->rounding_stream = rounding_stream;
           },
-          nb::arg("rows"), nb::arg("optimizer"), nb::arg("reduce"), nb::arg("lr"), nb::arg("settings"),
-          nb::arg("weight_decay"), nb::arg("shrink"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("max_norm"),
-          nb::arg("grad_scale"), nb::arg("score"), nb::arg("step"), nb::arg("rounding_stream"), nb::keep_alive<1, 2>());
+          nb::arg("rows"), nb::arg("rounding_stream"), nb::keep_alive<1, 2>())
+      .def(
+          "set",
+          [](UpdateTable& table, Optimizer optimizer, Reduce reduce, float lr, const std::vector<float>& settings,
+             float weight_decay, float shrink, float clip_value, float clip_norm, float max_norm) {
+            table.optimizer = optimizer;
+            table.reduce = reduce;
+            table.hyper.lr = lr;
+            for (size_t i = 0; i < settings.size() && i < std::size(table.hyper.setting); ++i)
+              table.hyper.setting[i] = settings[i];
+            table.weight_decay = weight_decay;
+            table.shrink = shrink;
+            table.clip_value = clip_value;
+            table.clip_norm = clip_norm;
+            table.max_norm = max_norm;
+          },
+          nb::arg("optimizer"), nb::arg("reduce"), nb::arg("lr"), nb::arg("settings"), nb::arg("weight_decay"),
+          nb::arg("shrink"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("max_norm"))
+      .def(
+          "begin",
+          [](UpdateTable& table, double score, uint64_t step, float grad_scale) {
+            table.score = score;
+            table.step = step;
+            table.grad_scale = grad_scale;
+          },
+          nb::arg("score"), nb::arg("step"), nb::arg("grad_scale"), "What the next backward has of its own");
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",
@@ -179,23 +111,23 @@ void bind_kernels(nb::module_& m) {
           nb::arg("table"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("column"));
   m.def("update", &update_rows, nb::arg("tables"), nb::arg("features"), nb::arg("grads"), nb::arg("bags"),
         nb::arg("threads"), Released(),
-        "The optimizers' steps; returns, by table, (rows changed, gradients dropped for erased rows, rows whose sum "
-        "overflowed)");
+        "The optimizers' steps; gradients come as (address, stride). Returns (number, gradients dropped for erased "
+        "rows, rows whose sum overflowed) of the tables where there were any");
   m.def(
       "weight_gradients",
       [](const std::vector<const Rows*>& rows, const std::vector<BoundUpdateFeature>& bound,
-         const std::vector<Gradient2d>& grads, const std::vector<Init>& missing, const BoundBags& bags,
-         Vector<float> out, int threads) {
-        weight_gradients(rows, with_gradients(bound, grads), missing, bags.bags, out.data(), threads);
+         const std::vector<Gradient>& grads, const std::vector<Init>& missing, const BoundBags& bags, Vector<float> out,
+         int threads) {
+        weight_gradients(rows, with_gradients(bound, grads), missing, bags.bags(), out.data(), threads);
       },
       nb::arg("rows"), nb::arg("features"), nb::arg("grads"), nb::arg("missing"), nb::arg("bags"), nb::arg("out"),
       nb::arg("threads"), Released());
   m.def(
       "all_finite",
-      [](Gradient2d grad, int threads) {
-        return all_finite(grad.data(), int64_t(grad.shape(0)), int64_t(grad.shape(1)), grad.stride(0), threads);
+      [](uintptr_t address, int64_t rows, int64_t columns, int64_t stride, int threads) {
+        return all_finite(reinterpret_cast<const float*>(address), rows, columns, stride, threads);
       },
-      nb::arg("grad"), nb::arg("threads"), Released());
+      nb::arg("address"), nb::arg("rows"), nb::arg("columns"), nb::arg("stride"), nb::arg("threads"), Released());
 
   m.def(
       "birth",
@@ -250,12 +182,6 @@ void bind_kernels(nb::module_& m) {
         set_flags(rows, slots_of(slots), int64_t(slots.shape(0)), kErased);
       },
       nb::arg("rows"), nb::arg("slots"), Released());
-  m.def(
-      "touch",
-      [](const Rows& rows, Vector<int32_t> slots, int64_t begin, int64_t end, double score) {
-        touch(rows, slots_of(slots) + begin, end - begin, score);
-      },
-      nb::arg("rows"), nb::arg("slots"), nb::arg("begin"), nb::arg("end"), nb::arg("score"), Released());
 }
 
 }  // namespace shoal

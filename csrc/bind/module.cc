@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
   shoal::bind_store(m);
   shoal::bind_index(m);
   shoal::bind_kernels(m);
+  shoal::bind_lookup(m);
 }

@@ -26,7 +26,17 @@ struct PoolFeature {
   int64_t copy = 0;  // which of the batch's slots are this table's
 };
 
-void pool(const std::vector<PoolFeature>& features, const Bags& bags, Dtype out_dtype, int threads);
+// Output rows [begin, end) of a feature: the work one thread takes at a time.
+struct PoolTask {
+  const PoolFeature* feature;
+  int64_t begin, end;
+};
+// About as many rows as hide a task's start; the features of a step then split into a few tasks a thread.
+inline constexpr int64_t kPoolTaskRows = 2048;
+
+// Appends a feature's tasks; returns the rows they read.
+int64_t split_pool(const PoolFeature& feature, const Bags& bags, std::vector<PoolTask>* tasks);
+void pool_task(const PoolTask& task, const Bags& bags, Dtype out_dtype);
 
 struct PoolKernel {
   // Output rows [begin, end) of a feature. `scratch` holds pool_scratch_floats(dim) floats.

@@ -7,12 +7,20 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/thread_pool.h"
 #include "kernels/rows_io.h"
 #include "kernels/vec.h"
 #include "store/dram.h"
 
 namespace shoal {
 namespace {
+
+void pool(const std::vector<PoolFeature>& features, const Bags& bags, Dtype out_dtype, int threads) {
+  std::vector<PoolTask> tasks;
+  for (const PoolFeature& feature : features) split_pool(feature, bags, &tasks);
+  ThreadPool::instance().run(static_cast<int64_t>(tasks.size()), threads,
+                             [&](int64_t t) { pool_task(tasks[static_cast<size_t>(t)], bags, out_dtype); });
+}
 
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::f16, Dtype::bf16};
 constexpr Pooling kPoolings[] = {Pooling::none, Pooling::sum, Pooling::mean};

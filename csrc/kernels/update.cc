@@ -30,6 +30,7 @@ struct TableParts {
   int64_t parts = 0;
   int64_t first_part = 0;  // among all tables
   int shift = 0;           // slot >> shift = part
+  bool direct = false;     // see UpdatePart
 };
 
 int shift_for(const Rows& rows, int64_t parts) {
@@ -37,6 +38,26 @@ int shift_for(const Rows& rows, int64_t parts) {
   int shift = 0;
   while ((top_slot >> shift) >= parts) ++shift;
   return shift;
+}
+
+// A gradient's row follows from the pair alone if the table has one feature, whose gradients all reach their rows with the
+// same factor, and no rounding that wants the key.
+bool is_direct(const UpdateTable& table, const std::vector<GradientRow>& features, const Bags& bags) {
+  return features.size() == 1 && !bags.weights && features[0].feature->pooling != Pooling::mean &&
+         table.rows->dtype == Dtype::f32;
+}
+
+// body(position, bag) for the positions [begin, end) of a feature whose bags begin at `first`.
+template <typename Body>
+void for_each_position(const Bags& bags, int64_t first, int64_t begin, int64_t end, Body&& body) {
+  // The bag of the first position: the last whose offset is not beyond it.
+  int64_t low = 0, high = bags.batch;
+  while (high - low > 1) {
+    int64_t middle = (low + high) / 2;
+    (bags.offset(first + middle) <= begin ? low : high) = middle;
+  }
+  for (int64_t bag = low, at = begin; at < end; ++bag)
+    for (int64_t stop = std::min(bags.offset(first + bag + 1), end); at < stop; ++at) body(at, bag);
 }
 
 }  // namespace
@@ -67,6 +88,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     table.parts = std::clamp<int64_t>(table.positions / kPairsPerPart, 1, kMaxParts);
     table.shift = shift_for(*tables[t].rows, table.parts);
     table.first_part = part_count;
+    table.direct = is_direct(tables[t], table.features, bags);
     part_count += table.parts;
     work += table.positions;
   }
@@ -77,29 +99,15 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     counts += split[static_cast<size_t>(chunk.table)].parts;
   }
 
-  // Every position's bag, and how many pairs of a chunk go to each part.
-  Scratch<uint32_t> bag_of(static_cast<size_t>(positions));
+  // How many pairs of a chunk go to each part.
   std::vector<int64_t> count(static_cast<size_t>(counts), 0);
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
-    int64_t first = features[static_cast<size_t>(chunk.feature)].source * bags.batch;
-    int64_t copy_at = features[static_cast<size_t>(chunk.feature)].copy * bags.count;
-    // The bag of the chunk's first position: the last whose offset is not beyond it.
-    int64_t low = 0, high = bags.batch;
-    while (high - low > 1) {
-      int64_t middle = (low + high) / 2;
-      (bags.offset(first + middle) <= chunk.begin ? low : high) = middle;
-    }
     int shift = split[static_cast<size_t>(chunk.table)].shift;
     const uint32_t* slots = bags.slots_of(features[static_cast<size_t>(chunk.feature)].copy);
     int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
-    for (int64_t bag = low, at = chunk.begin; at < chunk.end; ++bag) {
-      int64_t end = std::min(bags.offset(first + bag + 1), chunk.end);
-      for (; at < end; ++at) {
-        bag_of[static_cast<size_t>(copy_at + at)] = static_cast<uint32_t>(bag);
-        if (slots[at] != kNoSlot) ++histogram[static_cast<uint64_t>(slots[at]) >> shift];
-      }
-    }
+    for (int64_t at = chunk.begin; at < chunk.end; ++at)
+      if (slots[at] != kNoSlot) ++histogram[static_cast<uint64_t>(slots[at]) >> shift];
   });
 
   // Where each part begins, and in it the pairs of each chunk, in order.
@@ -121,16 +129,30 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
       }
     }
   }
-  Scratch<uint64_t> pairs(static_cast<size_t>(part_begin.back()));
+  bool all_direct = std::all_of(split.begin(), split.end(), [](const TableParts& table) { return table.direct; });
+  Kept<uint32_t> bag_of(all_direct ? 0 : static_cast<size_t>(positions));
+  Kept<uint64_t> pairs(static_cast<size_t>(part_begin.back()));
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
-    int shift = split[static_cast<size_t>(chunk.table)].shift;
-    const uint32_t* slots = bags.slots_of(features[static_cast<size_t>(chunk.feature)].copy);
+    const TableParts& table = split[static_cast<size_t>(chunk.table)];
+    const UpdateFeature& feature = features[static_cast<size_t>(chunk.feature)];
+    const uint32_t* slots = bags.slots_of(feature.copy);
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
-    for (int64_t at = chunk.begin; at < chunk.end; ++at)
+    auto put = [&](int64_t at, int64_t low) {
       if (uint32_t slot = slots[at]; slot != kNoSlot)
-        pairs[static_cast<size_t>(next[static_cast<uint64_t>(slot) >> shift]++)] =
-            static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(at);
+        pairs.get()[next[static_cast<uint64_t>(slot) >> table.shift]++] =
+            static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(low);
+    };
+    int64_t first = feature.source * bags.batch;
+    if (!table.direct)
+      for_each_position(bags, first, chunk.begin, chunk.end, [&](int64_t at, int64_t bag) {
+        bag_of.get()[feature.copy * bags.count + at] = static_cast<uint32_t>(bag);
+        put(at, at);
+      });
+    else if (feature.pooling == Pooling::none)
+      for (int64_t at = chunk.begin; at < chunk.end; ++at) put(at, at - table.features[0].begin);
+    else
+      for_each_position(bags, first, chunk.begin, chunk.end, put);
   });
 
   std::vector<int64_t> table_of(static_cast<size_t>(part_count));
@@ -145,8 +167,8 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     auto spare = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(n));
     auto scratch =
         std::make_unique_for_overwrite<float[]>(static_cast<size_t>(update_scratch_floats(tables[t].rows->dim)));
-    const uint64_t* sorted = sort_by_slot(&pairs[static_cast<size_t>(begin)], spare.get(), n, split[t].shift);
-    UpdatePart part{&tables[t], split[t].features.data(), static_cast<int64_t>(split[t].features.size()), bag_of.get()};
+    const uint64_t* sorted = sort_by_slot(pairs.get() + begin, spare.get(), n, split[t].shift);
+    UpdatePart part{&tables[t], split[t].features.data(), split[t].direct, bag_of.get()};
     UpdateCounts did = kernel.run(part, bags, sorted, n, scratch.get());
     auto add = [](int64_t& total, int64_t n) { std::atomic_ref(total).fetch_add(n, std::memory_order_relaxed); };
     add(counts_of[t].rows, did.rows);

@@ -87,12 +87,13 @@ struct GradientRow {
 struct UpdatePart {
   const UpdateTable* table;
   const GradientRow* features;  // of this table
-  int64_t feature_count;
-  const uint32_t* bag_of;  // [copies, n]: the bag a position belongs to
+  // Where a pair's lower half is the number of a row of the only feature's gradient. Else it is a position of the batch.
+  bool direct;
+  const uint32_t* bag_of;  // [copies, n]: the bag a position belongs to; not for direct parts
 };
 
 struct UpdateKernel {
-  // `pairs` are slot << 32 | position, sorted; `scratch` holds update_scratch_floats(dim) floats.
+  // `pairs` are slot << 32 | position (see `direct`), sorted; `scratch` holds update_scratch_floats(dim) floats.
   UpdateCounts (*run)(const UpdatePart& part, const Bags& bags, const uint64_t* pairs, int64_t n, float* scratch);
   void (*weight_gradients)(const UpdateFeature& feature, const Rows& rows, const Init& missing, const Bags& bags,
                            int64_t begin, int64_t end, float* out, float* scratch);

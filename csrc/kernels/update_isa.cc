@@ -40,9 +40,11 @@ struct Gradient {
   float scale;
 };
 
-// The output gradient that reaches a position, and the factor with which it does.
-inline Gradient gradient_at(const UpdatePart& part, const Bags& bags, int64_t position) {
+// The output gradient that a pair stands for, and the factor with which it reaches the row.
+SHOAL_INLINE Gradient gradient_of(const UpdatePart& part, const Bags& bags, uint32_t low) {
   const GradientRow* in = part.features;
+  if (part.direct) return {in->feature->grad + static_cast<int64_t>(low) * in->feature->stride, part.table->grad_scale};
+  const int64_t position = low;
   while (position < in->begin || position >= in->end) ++in;
   const UpdateFeature& feature = *in->feature;
   float scale = part.table->grad_scale;
@@ -67,7 +69,7 @@ class Pairs {
   }
 
   SHOAL_INLINE uint32_t slot(int64_t i) const { return static_cast<uint32_t>(pairs_[i] >> 32); }
-  SHOAL_INLINE uint32_t position(int64_t i) const { return static_cast<uint32_t>(pairs_[i]); }
+  SHOAL_INLINE uint32_t low(int64_t i) const { return static_cast<uint32_t>(pairs_[i]); }
   // REQUIRES: called once for each i, in order.
   SHOAL_INLINE Gradient next(int64_t i) {
     Gradient here = ring_[i % kAhead];
@@ -86,7 +88,7 @@ class Pairs {
       const char* tail = rows.tail(slot(i));
       for (int64_t at = 0; at < rows.tail_bytes; at += 64) prefetch_far(tail + at);
     }
-    Gradient gradient = gradient_at(part_, bags_, position(i));
+    Gradient gradient = gradient_of(part_, bags_, low(i));
     const int32_t dim = Dim ? Dim : rows.dim;
     for (int32_t at = 0; at < dim; at += 16) __builtin_prefetch(gradient.row + at);
     ring_[i % kAhead] = gradient;
@@ -104,28 +106,47 @@ struct Segment {
   int64_t end;            // the first pair of the next row
 };
 
+// The sum of the gradients of one row, in order. Where the width is known, it stays in registers.
+template <int Dim>
+SHOAL_INLINE int64_t add_up(Pairs<Dim>& pairs, Gradient gradient, int64_t at, int64_t n, int32_t dim, float* sum) {
+  const uint32_t slot = pairs.slot(at++);
+  if constexpr (Dim > 0) {
+    f32x16 total[Dim / kLanes];
+    for (int v = 0; v < Dim / kLanes; ++v) total[v] = gradient.scale * load16(gradient.row + kLanes * v);
+    for (; at < n && pairs.slot(at) == slot; ++at) {
+      gradient = pairs.next(at);
+      for (int v = 0; v < Dim / kLanes; ++v) total[v] += gradient.scale * load16(gradient.row + kLanes * v);
+    }
+    for (int v = 0; v < Dim / kLanes; ++v) store16(sum + kLanes * v, total[v]);
+  } else {
+    for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
+    for (; at < n && pairs.slot(at) == slot; ++at) {
+      gradient = pairs.next(at);
+      for (int32_t i = 0; i < dim; ++i) sum[i] += gradient.scale * gradient.row[i];
+    }
+  }
+  return at;
+}
+
 template <int Dim>
 SHOAL_INLINE Segment reduce(Pairs<Dim>& pairs, int64_t begin, int64_t n, Reduce how, int32_t dim, float* sum) {
   const uint32_t slot = pairs.slot(begin);
   Gradient gradient = pairs.next(begin);
   int64_t end = begin + 1;
-  if (end == n || pairs.slot(end) != slot) {
-    if (gradient.scale == 1.0f) return {gradient.row, end};
-    for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
+  const bool alone = end == n || pairs.slot(end) != slot;
+  if (alone && gradient.scale == 1.0f) return {gradient.row, end};
+  if (!alone && (how == Reduce::sum || how == Reduce::mean)) {
+    end = add_up<Dim>(pairs, gradient, begin, n, dim, sum);
+    const float count = static_cast<float>(end - begin);
+    if (how == Reduce::mean)
+      for (int32_t i = 0; i < dim; ++i) sum[i] /= count;
     return {sum, end};
   }
-  for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
   for (; end < n && pairs.slot(end) == slot; ++end) {
-    gradient = pairs.next(end);
-    if (how == Reduce::last)
-      for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
-    else if (how != Reduce::first)
-      for (int32_t i = 0; i < dim; ++i) sum[i] += gradient.scale * gradient.row[i];
+    const Gradient next = pairs.next(end);
+    if (how == Reduce::last) gradient = next;
   }
-  if (how == Reduce::mean) {
-    const float count = static_cast<float>(end - begin);
-    for (int32_t i = 0; i < dim; ++i) sum[i] /= count;
-  }
+  for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
   return {sum, end};
 }
 
@@ -185,20 +206,21 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
     }
     g = regularise(table, g, w, sum);
     // Its square too: Adagrad and Adam keep it.
-    if (!(sum_squares(g, dim) <= kLargest)) {
+    const float squares = sum_squares(g, dim);
+    if (!(squares <= kLargest)) {
       ++counts.nonfinite;
       continue;
     }
     if (table.shrink != 1.0f)
       for (int32_t i = 0; i < dim; ++i) w[i] *= table.shrink;
-    Step::step(w, g, rows.state(tail), dim, table.hyper);
+    Step::step(w, g, squares, rows.state(tail), dim, table.hyper);
     if (table.max_norm > 0) {
       const float norm = __builtin_sqrtf(sum_squares(w, dim));
       if (norm > table.max_norm)
         for (int32_t i = 0; i < dim; ++i) w[i] *= table.max_norm / norm;
     }
     if (!is_f32)
-      store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream, bags.key(pairs.position(at)), table.step);
+      store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream, bags.key(pairs.low(at)), table.step);
     if (rows.score(tail) < table.score) rows.set_score(tail, table.score);
     rows.flags(tail) |= kChanged | kDirty;
     ++counts.rows;

@@ -150,14 +150,14 @@ static inline void load_row(Dtype dtype, const char* row, int32_t dim, float* ou
 // ---- reductions over a row. Sixteen partial sums whatever the registers' width, folded in halves: the same bits on
 // every instruction set.
 
-static inline float fold(f32x16 v) {
+SHOAL_INLINE static float fold(f32x16 v) {
   f32x8 eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
   f32x4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-static inline float dot(const float* a, const float* b, int32_t n) {
+SHOAL_INLINE static float dot(const float* a, const float* b, int32_t n) {
   f32x16 sum = {};
   int32_t i = 0;
   for (; i + kLanes <= n; i += kLanes) sum += load16(a + i) * load16(b + i);
@@ -169,6 +169,6 @@ static inline float dot(const float* a, const float* b, int32_t n) {
   return fold(sum);
 }
 
-static inline float sum_squares(const float* a, int32_t n) { return dot(a, a, n); }
+SHOAL_INLINE static float sum_squares(const float* a, int32_t n) { return dot(a, a, n); }
 
 }  // namespace shoal::SHOAL_ISA

@@ -98,8 +98,6 @@ class Missing:
     @property
     def keys(self) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]: ...
 
-    def fill(self, slots_of_keys: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
-
 class Index:
     """key -> slot for one table"""
 
@@ -127,12 +125,8 @@ class Index:
         (keys, slots) of a range of buckets, without the slots below `from_slot`
         """
 
-def find(indexes: Sequence[Index], bounds: Sequence[tuple[int, int, int]], keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> list[int]:
-    """
-    Slots of keys[begin:end] of each index, written from slots[shift + begin]; returns how many are missing of each
-    """
-
-def missing(bounds: Sequence[Sequence[tuple[int, int, int]]], keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> list[Missing]: ...
+def find(index: Index, keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> None:
+    """slots[i] of key i, or -1"""
 
 def reserve(indexes: Sequence[Index], more: Sequence[int], threads: int) -> None: ...
 
@@ -185,42 +179,29 @@ class Reduce(enum.Enum):
 
     last = 3
 
-class Bags:
-    """A batch of bags of keys, and their slots"""
-
-    def __init__(self, keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], batch: int, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
-
-    def check(self, features: int) -> None: ...
-
-class PoolFeature:
-    """How one feature of a batch reads one table"""
-
-    def __init__(self, rows: Rows, source: int, copy: int, pooling: Pooling, silent: bool, missing: Init, column: int) -> None: ...
-
-def pool(features: Sequence[PoolFeature], bags: Bags, out: Annotated[torch.Tensor, dict(shape=(None, None), order='C', device='cpu')], threads: int) -> None:
-    """Every feature into its columns of one output"""
-
-def pool_each(features: Sequence[PoolFeature], bags: Bags, outs: Sequence[Annotated[torch.Tensor, dict(shape=(None, None), order='C', device='cpu')]], threads: int) -> None:
-    """Every feature into an output of its own"""
-
 class UpdateTable:
     """One table's part of a backward pass"""
 
-    def __init__(self, rows: Rows, optimizer: Optimizer, reduce: Reduce, lr: float, settings: Sequence[float], weight_decay: float, shrink: float, clip_value: float, clip_norm: float, max_norm: float, grad_scale: float, score: float, step: int, rounding_stream: int) -> None: ...
+    def __init__(self, rows: Rows, rounding_stream: int) -> None: ...
+
+    def set(self, optimizer: Optimizer, reduce: Reduce, lr: float, settings: Sequence[float], weight_decay: float, shrink: float, clip_value: float, clip_norm: float, max_norm: float) -> None: ...
+
+    def begin(self, score: float, step: int, grad_scale: float) -> None:
+        """What the next backward has of its own"""
 
 class UpdateFeature:
     """The gradient of one feature's output"""
 
     def __init__(self, table: int, source: int, copy: int, pooling: Pooling, column: int) -> None: ...
 
-def update(tables: Sequence[UpdateTable], features: Sequence[UpdateFeature], grads: Sequence[Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), device='cpu', writable=False)]], bags: Bags, threads: int) -> list[tuple[int, int, int]]:
+def update(tables: Sequence[UpdateTable], features: Sequence[UpdateFeature], grads: Sequence[tuple[int, int]], bags: Bags, threads: int) -> list[tuple[int, int, int]]:
     """
-    The optimizers' steps; returns, by table, (rows changed, gradients dropped for erased rows, rows whose sum overflowed)
+    The optimizers' steps; gradients come as (address, stride). Returns (number, gradients dropped for erased rows, rows whose sum overflowed) of the tables where there were any
     """
 
-def weight_gradients(rows: Sequence[Rows], features: Sequence[UpdateFeature], grads: Sequence[Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), device='cpu', writable=False)]], missing: Sequence[Init], bags: Bags, out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
+def weight_gradients(rows: Sequence[Rows], features: Sequence[UpdateFeature], grads: Sequence[tuple[int, int]], missing: Sequence[Init], bags: Bags, out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
 
-def all_finite(grad: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), device='cpu', writable=False)], threads: int) -> bool: ...
+def all_finite(address: int, rows: int, columns: int, stride: int, threads: int) -> bool: ...
 
 def birth(rows: Rows, init: Init, state: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], score: float, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
 
@@ -238,4 +219,52 @@ def write_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', 
 
 def mark_erased(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
-def touch(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], begin: int, end: int, score: float) -> None: ...
+class Tally:
+    """Keys looked up, and those that had a row"""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def lookups(self) -> int: ...
+
+    @property
+    def hits(self) -> int: ...
+
+class Bags:
+    """
+    A batch of bags of keys, and their slots. Tensors come as (address, count, whether int32), and the caller keeps them
+    """
+
+    def __init__(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool], weights: int, features: int, copies: int) -> None: ...
+
+    def bind_again(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool], weights: int) -> None: ...
+
+    @property
+    def bounds(self) -> list[int]:
+        """Where each feature's keys begin, and the end"""
+
+    def missing(self, tables: Sequence[Sequence[tuple[int, int]]], threads: int) -> list[Missing]:
+        """
+        For every table, given as the (source, copy) of its parts, the keys without a slot
+        """
+
+    def fill(self, missing: Missing, slots_of_keys: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None:
+        """Give every position the slot that its key got"""
+
+    def finish(self, threads: int) -> None:
+        """Pool what waited for births"""
+
+    def touch(self, rows: Rows, source: int, copy: int, score: float) -> None:
+        """Raise the scores of one part's rows"""
+
+class Lookup:
+    """The features of a batch, and how each reads its table"""
+
+    def __init__(self) -> None: ...
+
+    def add(self, index: Index, rows: Rows, tally: Tally, source: int, copy: int, pooling: Pooling, silent: bool, missing: Init, column: int, trains: bool) -> None: ...
+
+    def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, threads: int) -> list[int]:
+        """
+        Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks
+        """

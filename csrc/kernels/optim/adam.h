@@ -7,7 +7,7 @@
 namespace shoal::SHOAL_ISA {
 
 struct Adam {
-  static void step(float* w, const float* g, float* state, int32_t dim, const Hyper& h) {
+  static void step(float* w, const float* g, float, float* state, int32_t dim, const Hyper& h) {
     float* m = state;
     float* v = state + dim;
     const Bias bias = bias_correction(state + 2 * dim, h);

@@ -6,7 +6,7 @@
 namespace shoal::SHOAL_ISA {
 
 struct Assign {
-  static void step(float* w, const float* g, float*, int32_t dim, const Hyper&) {
+  static void step(float* w, const float* g, float, float*, int32_t dim, const Hyper&) {
     for (int32_t i = 0; i < dim; ++i) w[i] = g[i];
   }
 };

@@ -8,7 +8,7 @@
 namespace shoal::SHOAL_ISA {
 
 struct Ftrl {
-  static void step(float* w, const float* g, float* state, int32_t dim, const Hyper& h) {
+  static void step(float* w, const float* g, float, float* state, int32_t dim, const Hyper& h) {
     float* z = state;
     float* n = state + dim;
     const float l1 = h.setting[0], l2 = h.setting[1], beta = h.setting[2];

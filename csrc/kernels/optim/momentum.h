@@ -7,7 +7,7 @@
 namespace shoal::SHOAL_ISA {
 
 struct Momentum {
-  static void step(float* w, const float* g, float* m, int32_t dim, const Hyper& h) {
+  static void step(float* w, const float* g, float, float* m, int32_t dim, const Hyper& h) {
     const float momentum = h.setting[0];
     const bool nesterov = h.setting[1] != 0.0f;
     for (int32_t i = 0; i < dim; ++i) {

@@ -8,12 +8,12 @@
 namespace shoal::SHOAL_ISA {
 
 struct PartialRowwiseAdam {
-  static void step(float* w, const float* g, float* state, int32_t dim, const Hyper& h) {
+  static void step(float* w, const float* g, float squares, float* state, int32_t dim, const Hyper& h) {
     float* m = state;
     float* v = state + dim;
     const Bias bias = bias_correction(state + dim + 1, h);
     const float b1 = h.setting[0], b2 = h.setting[1], eps = h.setting[2];
-    v[0] = b2 * v[0] + (1.0f - b2) * (sum_squares(g, dim) / static_cast<float>(dim));
+    v[0] = b2 * v[0] + (1.0f - b2) * (squares / static_cast<float>(dim));
     const float rate = h.lr / bias.first / (__builtin_sqrtf(v[0]) / __builtin_sqrtf(bias.second) + eps);
     for (int32_t i = 0; i < dim; ++i) {
       m[i] = b1 * m[i] + (1.0f - b1) * g[i];

@@ -6,7 +6,7 @@
 namespace shoal::SHOAL_ISA {
 
 struct Sgd {
-  static void step(float* w, const float* g, float*, int32_t dim, const Hyper& h) {
+  static void step(float* w, const float* g, float, float*, int32_t dim, const Hyper& h) {
     for (int32_t i = 0; i < dim; ++i) w[i] -= h.lr * g[i];
   }
 };

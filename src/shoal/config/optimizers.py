@@ -83,6 +83,11 @@ class Optimizer(ABC):
         return {name: getattr(self, name) for name in self._changeable}
 
     @property
+    def counts_steps(self) -> bool:
+        """Whether a step depends on how many the table made before, beyond what its settings say."""
+        return False
+
+    @property
     def _where(self) -> str:
         return type(self).__name__
 
@@ -181,6 +186,10 @@ class _Moments(Optimizer):
         first, second = (number(self._where, "betas", beta, low=0.0, below=1.0) for beta in self.betas)
         settle(self, betas=(first, second))
         choice(self._where, "bias_correction", self.bias_correction, ("row", "global"))
+
+    @property
+    def counts_steps(self) -> bool:
+        return self.bias_correction == "global"
 
     def _count(self) -> tuple[Column, ...]:
         return (Column("count", 1),) if self.bias_correction == "row" else ()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from shoal.config import get_num_threads
 NO_SLOT = -1
 # A scan hands out this many buckets at a time: about 100 k keys.
 _EXPORT_BUCKETS = 1 << 15
-_KEPT_FROM = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -22,13 +20,6 @@ class Entries:
 
     keys: Tensor
     slots: Tensor
-
-
-def empty_slots(n: int) -> Tensor:
-    """Room for n slots. A large one is a kept buffer, since a fresh one's page faults cost a tenth of a lookup."""
-    if n < _KEPT_FROM:
-        return torch.empty(n, dtype=torch.int32, device="cpu")
-    return cast(Tensor, _native.output(1, n, _native.Dtype.float32))[0].view(torch.int32)
 
 
 class HostIndex:
@@ -52,7 +43,7 @@ class HostIndex:
     def find(self, keys: Tensor) -> Tensor:
         """The slot of every key, or -1."""
         slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
-        find([KeyRange(self, 0, len(keys))], keys, slots)
+        _native.find(self.native, keys, slots, get_num_threads())
         return slots
 
     def insert(self, keys: Tensor, slots: Tensor) -> None:
@@ -86,47 +77,6 @@ class HostIndex:
         """All entries, in chunks."""
         for start in range(0, self.extent, _EXPORT_BUCKETS):
             yield self.entries(start, start + _EXPORT_BUCKETS)
-
-
-@dataclass(frozen=True)
-class KeyRange:
-    """keys[begin:end] of a batch belong to `index`; key i has its slot at slots[shift + i]."""
-
-    index: HostIndex
-    begin: int
-    end: int
-    shift: int = 0
-
-    @property
-    def bounds(self) -> tuple[int, int, int]:
-        """begin, end and shift."""
-        return (self.begin, self.end, self.shift)
-
-
-class Missing:
-    """The keys of one table that a batch has and its index lacks: each once, in order of first appearance."""
-
-    def __init__(self, native: _native.Missing) -> None:
-        self._native = native
-        self.keys: Tensor = native.keys
-
-    def __len__(self) -> int:
-        return self._native.count
-
-    def fill(self, slots_of_keys: Tensor, slots: Tensor) -> None:
-        """Give every position of the batch the slot that its key got."""
-        self._native.fill(slots_of_keys, slots)
-
-
-def find(ranges: Sequence[KeyRange], keys: Tensor, slots: Tensor) -> list[int]:
-    """Write the slot of every key of every range; returns how many each lacks."""
-    return _native.find([r.index.native for r in ranges], [r.bounds for r in ranges], keys, slots, get_num_threads())
-
-
-def missing(tables: Sequence[Sequence[KeyRange]], keys: Tensor, slots: Tensor) -> list[Missing]:
-    """For every table, given as its ranges of the batch, the keys that `find` gave no slot."""
-    bounds = [[r.bounds for r in ranges] for ranges in tables]
-    return [Missing(native) for native in _native.missing(bounds, keys, slots, get_num_threads())]
 
 
 def insert(indexes: Sequence[HostIndex], keys: Sequence[Tensor], slots: Sequence[Tensor]) -> None:

@@ -1,6 +1,6 @@
 """The tables' optimizers as torch sees them: settings that schedulers may change, and steps that happen in backward."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ class _Settings(Mapping[str, Any]):
         self._optimizer = optimizer
         self._group = group
         self._checked: dict[str, Any] = dict(optimizer.hyper())
+        self._seen: list[Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
         given = self._group[name]
@@ -28,6 +29,16 @@ class _Settings(Mapping[str, Any]):
             replace(self._optimizer, **{name: given})  # raises ConfigError
             self._checked[name] = given
         return given
+
+    def values(self) -> ValuesView[Any]:
+        # Read for every table in every backward, so at first without a look at each.
+        given = [self._group[name] for name in self._checked]
+        if given != self._seen:
+            for name in self._checked:
+                self[name]
+            # A tensor may be changed in place.
+            self._seen = None if any(isinstance(one, Tensor) for one in given) else given
+        return self._checked.values()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._checked)

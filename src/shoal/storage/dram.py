@@ -90,10 +90,6 @@ class DramStorage:
         """Scores from float64 [n]."""
         _native.write_scores(self.rows, slots, scores)
 
-    def touch(self, slots: Tensor, begin: int, end: int, score: float) -> None:
-        """Raise the scores of slots[begin:end] to `score`."""
-        _native.touch(self.rows, slots, begin, end, score)
-
     def mark_erased(self, slots: Tensor) -> None:
         """Flag rows whose key is gone, so that a gradient on its way to them is dropped."""
         _native.mark_erased(self.rows, slots)

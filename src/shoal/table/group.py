@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Table
+from shoal.config import Table, get_num_threads
 from shoal.errors import DeviceError, ForkError, InputError, NonFiniteError
-from shoal.index import KeyRange, empty_slots, find, insert, missing
-from shoal.ops.pool import pool, pool_each
+from shoal.index import insert
+from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
 from shoal.table.host import HostTable
 from shoal.table.lease import Batch, Leases
@@ -64,8 +64,7 @@ class Group:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Beside other readers: rows as they are between steps."""
-        self._in_own_process()
-        self._lock.lock_shared()
+        self._begin_reading()
         try:
             yield
         finally:
@@ -74,13 +73,24 @@ class Group:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Alone."""
+        self._begin_writing()
+        try:
+            yield
+        finally:
+            self._lock.unlock()
+
+    def _begin_reading(self) -> None:
+        self._in_own_process()
+        self._lock.lock_shared()
+
+    def _begin_writing(self) -> None:
         self._in_own_process()
         self._lock.lock()
         try:
             self._collect_leases()
-            yield
-        finally:
+        except BaseException:
             self._lock.unlock()
+            raise
 
     # ---- leases
 
@@ -94,16 +104,15 @@ class Group:
             self._touch(batch)
         oldest = self._leases.oldest
         for table in self.tables:
-            table.leases_ended(oldest)
+            if table.has_limbo:
+                table.leases_ended(oldest)
 
     def _touch(self, batch: Batch) -> None:
         """The keys of a training lookup that no backward follows were used all the same."""
         for part in batch.plan.parts:
             if part.trains and batch.training:
-                used = self._range(batch, part)
-                self.tables[part.table].storage.touch(
-                    batch.slots, used.shift + used.begin, used.shift + used.end, batch.scores[part.table]
-                )
+                table = self.tables[part.table]
+                batch.bags.touch(table.storage.rows, part.source, part.copy, batch.scores[part.table])
 
     def clear(self, numbers: Sequence[int]) -> None:
         """Forget all rows of some tables, and every forward that waits for its backward. Call while writing."""
@@ -127,8 +136,9 @@ class Group:
     ) -> tuple[Tensor, Tensor]:
         """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow."""
 
-        def read(batch: Batch) -> Tensor:
-            return pool(batch.plan.pool_features, batch.bags, batch.size, batch.plan.columns, dtype)
+        def read(batch: Batch) -> tuple[Tensor, list[int]]:
+            plan = batch.plan
+            return pool(plan.lookup, batch.bags, batch.size, plan.columns, dtype, training)
 
         return self._lookup(names, values, offsets, weights, training, keep, read)
 
@@ -137,9 +147,10 @@ class Group:
     ) -> tuple[Tensor, Tensor]:
         """Rows of every key of a batch, feature behind feature: (flat [sum of keys * dim], lease)."""
 
-        def read(batch: Batch) -> Tensor:
-            shapes = [(batch.bounds[p.source + 1] - batch.bounds[p.source], p.dim) for p in batch.plan.parts]
-            return pool_each(batch.plan.pool_features, batch.bags, shapes, dtype)
+        def read(batch: Batch) -> tuple[Tensor, list[int]]:
+            bounds = batch.bags.bounds
+            size = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in batch.plan.parts)
+            return pool_each(batch.plan.lookup, batch.bags, size, dtype, training)
 
         return self._lookup(names, values, offsets, None, training, keep, read)
 
@@ -151,49 +162,37 @@ class Group:
         weights: Tensor | None,
         training: bool,
         keep: bool,
-        read: Callable[[Batch], Tensor],
+        read: Callable[[Batch], tuple[Tensor, list[int]]],
     ) -> tuple[Tensor, Tensor]:
+        self._check_tensors(names, values, offsets, weights)
+        values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
         # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it points to.
-        with self.writing() if training or keep else self.reading():
-            batch = self._batch(names, values, offsets, weights, training)
-            trains = training and bool(batch.plan.trained)
-            lacking = find([self._range(batch, part) for part in batch.plan.parts], batch.values, batch.slots)
+        if training or keep:
+            self._begin_writing()
+        else:
+            self._begin_reading()
+        try:
+            plan = self._plan(names)
+            bags = bags_of(values, offsets, weights, len(names), plan.copies)
+            size = (offsets.numel() - 1) // max(len(names), 1)
+            batch = Batch(plan, bags, values.numel(), size, weights, training)
+            out, lacking = read(batch)
+            if lacking:
+                self._give_birth(batch, lacking)
+                bags.finish(get_num_threads())
+            trains = training and bool(plan.trained)
             if trains:
-                if any(lacking):
-                    self._give_birth(batch, lacking)
                 batch.scores = [float(table.step) for table in self.tables]
-            self._count(batch, lacking)
-            out = read(batch)
             if keep:
                 return out, self._leases.begin(batch)
             if trains:
                 self._touch(batch)
                 self._compact(batch)
             return out, Leases.none()
+        finally:
+            self._lock.unlock()
 
-    def _range(self, batch: Batch, part: Part) -> KeyRange:
-        begin, end = batch.bounds[part.source], batch.bounds[part.source + 1]
-        return KeyRange(self.tables[part.table].index, begin, end, part.copy * len(batch.values))
-
-    def _batch(
-        self, names: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None, training: bool
-    ) -> Batch:
-        plan = self._plan(names)
-        self._check_tensors(values, offsets, weights)
-        bags_in_all = offsets.numel() - 1
-        if bags_in_all % max(len(names), 1):
-            raise InputError(
-                f"[{self.name}] {len(names)} features must have equally many bags; got {bags_in_all} bags."
-            )
-        size = bags_in_all // max(len(names), 1)
-        values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
-        slots = empty_slots(plan.copies * values.numel())
-        bags = _native.Bags(values, offsets, size, slots, weights)
-        bags.check(len(names))
-        bounds = offsets[::size].tolist() if size else [0] * (len(names) + 1)
-        return Batch(plan, bags, values, slots, size, bounds, weights, training, [0.0] * len(self.tables))
-
-    def _check_tensors(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
+    def _check_tensors(self, names: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
         for what, tensor in (("values", values), ("offsets", offsets), ("weights", weights)):
             if tensor is not None and tensor.device.type != "cpu":
                 raise DeviceError(
@@ -216,6 +215,10 @@ class Group:
                 f"[{self.name}] weights must be one float for each of the {values.numel()} values; got "
                 f"{tuple(weights.shape)} of {weights.dtype}."
             )
+        if (offsets.numel() - 1) % max(len(names), 1):
+            raise InputError(
+                f"[{self.name}] {len(names)} features must have equally many bags; got {offsets.numel() - 1} bags."
+            )
 
     def _plan(self, names: Sequence[str]) -> Plan:
         wanted = tuple(names)
@@ -224,39 +227,27 @@ class Group:
             plan = self._plans[wanted] = Plan(self.tables, wanted)
         return plan
 
-    def _count(self, batch: Batch, lacking: Sequence[int]) -> None:
-        for part, lacks in zip(batch.plan.parts, lacking, strict=True):
-            looked_up = batch.bounds[part.source + 1] - batch.bounds[part.source]
-            counters = self.tables[part.table].counters
-            counters.add("lookups", looked_up)
-            counters.add("hits", looked_up - lacks)
-
     def _give_birth(self, batch: Batch, lacking: Sequence[int]) -> None:
         """Rows for the keys that no table has. All tables have room, or nothing changes."""
-        parts: dict[int, list[Part]] = {}
+        parts: dict[int, list[tuple[int, int]]] = {}
         for part, lacks in zip(batch.plan.parts, lacking, strict=True):
             if lacks and part.trains:
-                parts.setdefault(part.table, []).append(part)
-        if not parts:
-            return
+                parts.setdefault(part.table, []).append((part.source, part.copy))
         tables = [self.tables[number] for number in parts]
-        ranges = [[self._range(batch, part) for part in table_parts] for table_parts in parts.values()]
-        new = missing(ranges, batch.values, batch.slots)
-        for table, keys in zip(tables, new, strict=True):
-            table.make_room(len(keys))
-        slots = [table.storage.take(len(keys)) for table, keys in zip(tables, new, strict=True)]
+        new = batch.bags.missing(list(parts.values()), get_num_threads())
+        for table, missing in zip(tables, new, strict=True):
+            table.make_room(missing.count)
+        slots = [table.storage.take(missing.count) for table, missing in zip(tables, new, strict=True)]
+        keys = [missing.keys for missing in new]
         try:
-            insert([table.index for table in tables], [keys.keys for keys in new], slots)
+            insert([table.index for table in tables], keys, slots)
         except BaseException:
             for table, taken in zip(tables, slots, strict=True):
                 table.storage.give(taken)
             raise
-        for table, keys, taken in zip(tables, new, slots, strict=True):
-            table.born(keys.keys, taken)
-            keys.fill(taken, batch.slots)
-        if any(not part.trains for part in batch.plan.parts):
-            # A feature that only reads may share a key that was born a moment ago.
-            find([self._range(batch, part) for part in batch.plan.parts if not part.trains], batch.values, batch.slots)
+        for table, missing, born, taken in zip(tables, new, keys, slots, strict=True):
+            table.born(born, taken)
+            batch.bags.fill(missing, taken)
 
     # ---- backward
 
@@ -275,27 +266,25 @@ class Group:
         the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor, or one
         [keys, dim] tensor for each part of the plan.
         """
-        with self.writing():
+        self._begin_writing()
+        try:
             batch = self._leases.of(lease)
-            if values.shape != batch.values.shape or offsets.numel() != len(batch.plan.names) * batch.size + 1:
-                raise InputError(f"[{self.name}] the backward wants the values and offsets of its forward.")
-            batch.weights = self._floats(weights)
-            batch.bags = _native.Bags(values.contiguous(), offsets.contiguous(), batch.size, batch.slots, batch.weights)
-            batch.bags.check(len(batch.plan.names))
-            if batch.size and offsets[:: batch.size].tolist() != batch.bounds:
-                raise InputError(f"[{self.name}] the batch's offsets were changed between forward and backward.")
+            values, offsets, batch.weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
+            bind_again(batch.bags, values, offsets, batch.weights)
             rows = [self._gradient(grad) for grad in grads]
             result = torch.empty(0, dtype=torch.float32, device="cpu")
             if weight_gradient:
                 plan = batch.plan
                 result = weight_gradients(
-                    plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, len(batch.values)
+                    plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, batch.keys
                 )
             if batch.training and batch.plan.trained:
                 self._apply(batch, rows)
             batch.applied = True
             self._compact(batch)
             return result
+        finally:
+            self._lock.unlock()
 
     @staticmethod
     def _floats(weights: Tensor | None) -> Tensor | None:
@@ -314,7 +303,7 @@ class Group:
                 table.counters.add("skipped_backwards")
             self._touch(batch)
             return
-        each = update(
+        left_out = update(
             [
                 table.native_update(batch.scores[number], 1.0 / factor)
                 for number, table in zip(plan.trained, trained, strict=True)
@@ -323,14 +312,13 @@ class Group:
             grads if len(grads) == 1 else [grads[at] for at in plan.training_parts],
             batch.bags,
         )
-        for table, counts in zip(trained, each, strict=True):
+        for table in trained:
             table.step += 1
-            table.counters.add("steps")
-            table.counters.add("dropped_gradients", counts.dropped)
-            table.counters.add("skipped_rows", counts.overflowed)
-        overflowed = [
-            (table, counts.overflowed) for table, counts in zip(trained, each, strict=True) if counts.overflowed
-        ]
+            table.backwards += 1
+        for counts in left_out:
+            trained[counts.table].counters.add("dropped_gradients", counts.dropped)
+            trained[counts.table].counters.add("skipped_rows", counts.overflowed)
+        overflowed = [(trained[counts.table], counts.overflowed) for counts in left_out if counts.overflowed]
         if overflowed and self.loss_scale is not None:
             self.loss_scale.found_nonfinite()
         elif any(table.raises for table, _ in overflowed):
@@ -361,8 +349,8 @@ class Group:
 
     def _is_reached(self, batch: Batch, grads: Sequence[Tensor], part: Part) -> bool:
         if batch.weights is not None:
-            begin, end = batch.bounds[part.source], batch.bounds[part.source + 1]
-            if not all_finite(batch.weights[begin:end]):
+            bounds = batch.bags.bounds
+            if not all_finite(batch.weights[bounds[part.source] : bounds[part.source + 1]]):
                 return True
         grad = (
             grads[0][:, part.column : part.column + part.dim]
@@ -375,4 +363,4 @@ class Group:
         """Between leases, give memory of erased rows back: a little in each call."""
         if all(other.applied for other in self._leases.live()):
             for table in self.tables:
-                table.compact(len(batch.values) // len(self.tables))
+                table.compact(batch.keys // len(self.tables))

@@ -41,6 +41,9 @@ class HostTable:
         self.config = config
         self.step = 0
         self.counters = Counters()
+        # What every batch counts is counted where it is cheap: keys in the core, backwards under the group's lock.
+        self.tally = _native.Tally()
+        self.backwards = 0
         name = _native.name_hash(config.name)
         stream = _native.birth_stream(seed, name)
         self.rounding_stream = _native.rounding_stream(seed, name)
@@ -53,10 +56,21 @@ class HostTable:
 
     def clear(self) -> None:
         """Forget every row."""
-        self.index = HostIndex()
-        self.storage = DramStorage(self.config.dim, self.config.dtype, self.config.columns)
+        self._hold(HostIndex(), DramStorage(self.config.dim, self.config.dtype, self.config.columns))
+
+    def take_over(self, other: "HostTable") -> None:
+        """Have the rows of a table with the same config, which is not used again."""
+        self._hold(other.index, other.storage)
+        self.step = other.step
+
+    def _hold(self, index: HostIndex, storage: DramStorage) -> None:
+        self.index = index
+        self.storage = storage
         self._compacting_from = 0
+        self._may_compact = False
         self._limbo: list[tuple[int, Tensor]] = []
+        self._update = _native.UpdateTable(storage.rows, self.rounding_stream)
+        self._update_settings: list[Any] | None = None
 
     @property
     def bytes(self) -> int:
@@ -111,6 +125,7 @@ class HostTable:
         slots = self.index.erase(keys)
         slots = slots[slots != NO_SLOT].contiguous()
         if len(slots):
+            self._may_compact = True
             if newest_lease is None:
                 self.storage.give(slots)
             else:
@@ -118,6 +133,11 @@ class HostTable:
                 self._limbo.append((newest_lease, slots))
             self.counters.add("erased", len(slots))
         return len(slots)
+
+    @property
+    def has_limbo(self) -> bool:
+        """Whether slots of erased rows wait for leases to end."""
+        return bool(self._limbo)
 
     def leases_ended(self, oldest_lease: int | None) -> None:
         """Free the slots of erased rows that no live lease can hold; leases are numbered as they begin."""
@@ -129,10 +149,13 @@ class HostTable:
 
         Only between leases: a lease holds slots.
         """
+        if not self._may_compact:
+            return
         budget = _BUCKETS_PER_ERASE * work + _LEAST_BUCKETS
-        self.index.shrink(budget)
+        index_done = self.index.shrink(budget)
         if not self.storage.sparse:
             self._compacting_from = 0
+            self._may_compact = not index_done or bool(self._limbo)
             return
         end = min(self._compacting_from + budget, self.index.extent)
         entries = self.index.entries(self._compacting_from, end, self.storage.compact_from)
@@ -148,23 +171,23 @@ class HostTable:
         """This table's part of the backward that comes next."""
         optimizer = self.config.optimizer
         assert optimizer is not None
-        step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
-        return _native.UpdateTable(
-            self.storage.rows,
-            step.kind,
-            step.reduce,
-            float(step.lr),
-            step.settings,
-            float(step.weight_decay),
-            float(step.shrink),
-            optimizer.clip.value or 0.0,
-            optimizer.clip.norm or 0.0,
-            optimizer.max_norm or 0.0,
-            grad_scale,
-            score,
-            self.step,
-            self.rounding_stream,
-        )
+        settings = list(self.optimizer_hyper.values())
+        if settings != self._update_settings or optimizer.counts_steps:
+            step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
+            self._update.set(
+                step.kind,
+                step.reduce,
+                float(step.lr),
+                step.settings,
+                float(step.weight_decay),
+                float(step.shrink),
+                optimizer.clip.value or 0.0,
+                optimizer.clip.norm or 0.0,
+                optimizer.max_norm or 0.0,
+            )
+            self._update_settings = settings
+        self._update.begin(score, self.step, grad_scale)
+        return self._update
 
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""
@@ -175,7 +198,8 @@ class HostTable:
             storage_bytes=self.storage.bytes,
             budget_bytes=self.budget,
             step=self.step,
-            counters=self.counters.snapshot(),
+            counters=self.counters.snapshot()
+            | {"lookups": self.tally.lookups, "hits": self.tally.hits, "steps": self.backwards},
         )
 
     def all_keys(self) -> Tensor:

@@ -6,8 +6,8 @@ the group deals with it at its next call, since it can come from any thread and 
 """
 
 import itertools
-import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,19 +23,23 @@ class Batch:
     """A batch as its forward saw it."""
 
     plan: Plan
-    bags: _native.Bags
-    values: Tensor
-    slots: Tensor
+    bags: _native.Bags  # with the slots of the keys
+    keys: int
     size: int  # bags of each feature
-    bounds: list[int]  # where each feature's keys begin, and the end
     weights: Tensor | None
     training: bool
-    scores: list[float]
+    scores: Sequence[float] = ()  # by table
     applied: bool = False
 
 
 class _Memory(bytearray):
-    """The bytes behind a lease's tensor; a bytearray itself cannot be watched."""
+    """The bytes behind a lease's tensor: when they go, the lease's number goes to `ended`."""
+
+    number: int
+    ended: deque[int]
+
+    def __del__(self) -> None:
+        self.ended.append(self.number)
 
 
 class Leases:
@@ -51,7 +55,7 @@ class Leases:
         number = next(self._numbers)
         self._live[number] = batch
         memory = _Memory(number.to_bytes(8, "little"))
-        weakref.finalize(memory, self._ended.append, number).atexit = False
+        memory.number, memory.ended = number, self._ended
         return torch.frombuffer(memory, dtype=torch.int64)
 
     @staticmethod

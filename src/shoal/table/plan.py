@@ -52,19 +52,21 @@ class Plan:
                 f"[lookup] no table has the feature {', '.join(map(repr, unknown))} of the batch; the tables have "
                 f"{', '.join(map(repr, uses))}. Leave it out, or name it in a Table's features."
             )
-        self.pool_features = [
-            _native.PoolFeature(
-                tables[part.table].storage.rows,
+        self.lookup = _native.Lookup()
+        for part in self.parts:
+            table = tables[part.table]
+            self.lookup.add(
+                table.index.native,
+                table.storage.rows,
+                table.tally,
                 part.source,
                 part.copy,
-                POOLINGS[tables[part.table].config.pooling],
+                POOLINGS[table.config.pooling],
                 part.feature.mode == "write",
-                tables[part.table].missing,
+                table.missing,
                 part.column,
+                part.trains,
             )
-            for part in self.parts
-        ]
-
         self.copies = max(uses.values()) + 1
 
         # Backward: the tables that train, and which of the parts feed them.

@@ -50,8 +50,7 @@ def put(group: Group, contents: Mapping[int, TableContent]) -> None:
     filled = {number: _filled(group.tables[number].config, group.seed, content) for number, content in contents.items()}
     group.clear(list(contents))
     for number, made in filled.items():
-        table = group.tables[number]
-        table.index, table.storage, table.step = made.index, made.storage, made.step
+        group.tables[number].take_over(made)
 
 
 def _filled(config: Table, seed: int, content: TableContent) -> HostTable:

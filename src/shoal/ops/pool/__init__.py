@@ -1,5 +1,5 @@
-"""Rows to output: the forward of a lookup."""
+"""Keys to rows to output: the forward of a lookup."""
 
-from shoal.ops.pool.cpu import pool, pool_each
+from shoal.ops.pool.cpu import bags_of, bind_again, pool, pool_each
 
-__all__ = ["pool", "pool_each"]
+__all__ = ["bags_of", "bind_again", "pool", "pool_each"]

@@ -1,6 +1,5 @@
-"""Pooling by the native core."""
+"""Pooling by the native core. Tensors go to it as addresses: a step has no time for more."""
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -18,6 +17,24 @@ _DTYPES = {
 _KEPT_FROM_BYTES = 1 << 20
 
 
+def _integers(tensor: Tensor) -> tuple[int, int, bool]:
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype is torch.int32
+
+
+def _address(weights: Tensor | None) -> int:
+    return 0 if weights is None else weights.data_ptr()
+
+
+def bags_of(values: Tensor, offsets: Tensor, weights: Tensor | None, features: int, copies: int) -> _native.Bags:
+    """A batch for the kernels, with room for its slots. It points into the tensors: contiguous, on CPU, and kept."""
+    return _native.Bags(_integers(values), _integers(offsets), _address(weights), features, copies)
+
+
+def bind_again(bags: _native.Bags, values: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
+    """The same batch in other tensors; raises InputError where they differ in shape or features."""
+    bags.bind_again(_integers(values), _integers(offsets), _address(weights))
+
+
 def _output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     if rows * columns * dtype.itemsize < _KEPT_FROM_BYTES:
         return torch.empty(rows, columns, dtype=dtype, device="cpu")
@@ -25,23 +42,19 @@ def _output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def pool(
-    features: Sequence[_native.PoolFeature], bags: _native.Bags, batch: int, columns: int, dtype: torch.dtype
-) -> Tensor:
-    """Every feature's pooled rows in its columns of one [batch, columns] output."""
+    lookup: _native.Lookup, bags: _native.Bags, batch: int, columns: int, dtype: torch.dtype, training: bool
+) -> tuple[Tensor, list[int]]:
+    """Every part's pooled rows in its columns of one [batch, columns] output.
+
+    If rows are to be born first: how many each part lacks, and `bags.finish` completes the output.
+    """
     out = _output(batch, columns, dtype)
-    _native.pool(features, bags, out, get_num_threads())
-    return out
+    return out, lookup.run(bags, out.data_ptr(), columns, _DTYPES[dtype], training, get_num_threads())
 
 
 def pool_each(
-    features: Sequence[_native.PoolFeature],
-    bags: _native.Bags,
-    shapes: Sequence[tuple[int, int]],
-    dtype: torch.dtype,
-) -> Tensor:
-    """Every feature's rows, of the given shapes, one feature behind the other in one flat output."""
-    sizes = [rows * columns for rows, columns in shapes]
-    out = _output(1, sum(sizes), dtype)[0]
-    outs = [part.view(shape) for part, shape in zip(out.split(sizes), shapes, strict=True)]
-    _native.pool_each(features, bags, outs, get_num_threads())
-    return out
+    lookup: _native.Lookup, bags: _native.Bags, size: int, dtype: torch.dtype, training: bool
+) -> tuple[Tensor, list[int]]:
+    """The same without pooling: every part's rows, one part behind the other in a flat output of `size` elements."""
+    out = _output(1, size, dtype)[0]
+    return out, lookup.run(bags, out.data_ptr(), -1, _DTYPES[dtype], training, get_num_threads())

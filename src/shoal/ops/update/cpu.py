@@ -28,20 +28,21 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What an update did to a table.
+class LeftOut:
+    """What an update did not do in one of its tables.
 
-    rows: changed. dropped: gradients of erased rows. overflowed: rows left alone, as the sum of their gradients did.
+    dropped: gradients of erased rows. overflowed: rows left alone, as the sum of their gradients did.
     """
 
-    rows: int
+    table: int
     dropped: int
     overflowed: int
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether a float32 tensor of one or two dimensions holds neither NaN nor infinity."""
-    return _native.all_finite(values if values.dim() == 2 else values.reshape(1, -1), get_num_threads())
+    """Whether a float32 tensor of one or two dimensions, its last one dense, holds neither NaN nor infinity."""
+    rows, stride = (values.shape[0], values.stride(0)) if values.dim() == 2 else (1, 0)
+    return _native.all_finite(values.data_ptr(), rows, values.shape[-1], stride, get_num_threads())
 
 
 def update(
@@ -49,9 +50,10 @@ def update(
     features: Sequence[_native.UpdateFeature],
     grads: Sequence[Tensor],
     bags: _native.Bags,
-) -> list[Counts]:
-    """Reduce the gradients of every row and apply its table's optimizer; what happened, by table."""
-    return [Counts(*counts) for counts in _native.update(tables, features, grads, bags, get_num_threads())]
+) -> list[LeftOut]:
+    """Reduce the gradients of every row and apply its table's optimizer; what was left out, of tables where any was."""
+    left_out = _native.update(tables, features, _addresses(grads), bags, get_num_threads())
+    return [LeftOut(*counts) for counts in left_out]
 
 
 def weight_gradients(
@@ -64,5 +66,9 @@ def weight_gradients(
 ) -> Tensor:
     """The gradient of every per-sample weight, from the rows as they are now."""
     out = torch.zeros(keys, dtype=torch.float32, device="cpu")
-    _native.weight_gradients(rows, features, grads, missing, bags, out, get_num_threads())
+    _native.weight_gradients(rows, features, _addresses(grads), missing, bags, out, get_num_threads())
     return out
+
+
+def _addresses(grads: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return [(grad.data_ptr(), grad.stride(0)) for grad in grads]

@@ -13,6 +13,7 @@
 #include "kernels/pool.h"
 #include "kernels/rows_io.h"
 #include "kernels/update.h"
+#include "lookup/lookup.h"
 #include "store/dram.h"
 
 namespace shoal {
@@ -128,14 +129,12 @@ void compact(Table& table, int64_t budget) {
 void read_rows(Table& table, Random& random) {
   Batch batch(random, 400, 0, kPairs);
   std::vector<float> rows(batch.keys.size() * kDim, -1e9f), sums((batch.offsets.size() - 1) * kDim, -1e9f);
-  int64_t lacking = 0;
   table.lock.lock_shared();
-  find({{&table.index, 0, batch.size()}}, {batch.keys.data(), false}, batch.slots.data(), &lacking, 2);
   PoolFeature feature{&table.store.rows(), 0, Pooling::none, false, kInit, reinterpret_cast<char*>(rows.data()), kDim};
-  pool({feature}, batch.bags(), Dtype::f32, 2);
+  lookup({{&table.index, feature, false}}, batch.bags(), batch.slots.data(), Dtype::f32, 2);
   feature.pooling = Pooling::sum;
   feature.out = reinterpret_cast<char*>(sums.data());
-  pool({feature}, batch.bags(), Dtype::f32, 2);
+  lookup({{&table.index, feature, false}}, batch.bags(), batch.slots.data(), Dtype::f32, 2);
   table.lock.unlock();
   for (size_t i = 0; i < batch.keys.size(); i += 2) {
     CHECK((batch.slots[i] == kNoSlot) == (batch.slots[i + 1] == kNoSlot), batch.keys[i]);

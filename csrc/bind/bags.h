@@ -1,0 +1,62 @@
+// A batch as Python hands it over: addresses of tensors that the caller keeps alive, and slots of its own.
+#pragma once
+
+#include <atomic>
+
+#include "base/memory.h"
+#include "bind/bind.h"
+#include "index/batch.h"
+#include "lookup/lookup.h"
+
+namespace shoal {
+
+// Keys looked up in a table, and those that had a row. Any thread may add.
+struct Tally {
+  std::atomic<int64_t> lookups{0};
+  std::atomic<int64_t> hits{0};
+};
+
+class BoundBags {
+ public:
+  // Integers at an address, of 32 bits if `narrow`.
+  struct Numbers {
+    uintptr_t address;
+    int64_t count;
+    bool narrow;
+  };
+
+  BoundBags(Numbers keys, Numbers offsets, uintptr_t weights, int64_t features, int64_t copies);
+
+  // Takes other tensors of the same batch. Raises if their features begin elsewhere.
+  void bind_again(Numbers keys, Numbers offsets, uintptr_t weights);
+
+  const Bags& bags() const { return bags_; }
+  uint32_t* slots() { return slots_.get(); }
+  const std::vector<int64_t>& bounds() const { return bounds_; }
+  KeyRange range(int64_t source, int64_t copy) const {
+    return {nullptr, bounds_[size_t(source)], bounds_[size_t(source) + 1], copy * bags_.count};
+  }
+
+  // Of the lookup: what waits for births, and what is to be counted once nothing can fail.
+  struct Count {
+    Tally* tally;
+    int64_t lookups, hits;
+  };
+  std::vector<LookupPart> parts;
+  std::vector<WaitingTask> rest;
+  std::vector<Count> counts;
+  Dtype out_dtype = Dtype::f32;
+
+  void count();
+
+ private:
+  void point_to(Numbers keys, Numbers offsets, uintptr_t weights);
+  std::vector<int64_t> bounds_now() const;
+
+  Bags bags_;
+  int64_t features_;
+  std::vector<int64_t> bounds_;  // where each feature's keys begin, and the end
+  Kept<uint32_t> slots_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,171 @@
+#include "lookup/lookup.h"
+
+#include "base/thread_pool.h"
+#include "bind/bags.h"
+#include "index/batch.h"
+#include "kernels/rows_io.h"
+
+namespace shoal {
+
+BoundBags::BoundBags(Numbers keys, Numbers offsets, uintptr_t weights, int64_t features, int64_t copies)
+    : features_(features), slots_(size_t(copies * keys.count)) {
+  bags_.count = keys.count;
+  bags_.batch = (offsets.count - 1) / std::max<int64_t>(features, 1);
+  bags_.slots = slots_.get();
+  point_to(keys, offsets, weights);
+  raise(check(bags_, features_, bags_.count));
+  bounds_ = bounds_now();
+}
+
+void BoundBags::bind_again(Numbers keys, Numbers offsets, uintptr_t weights) {
+  bool same = keys.count == bags_.count && (offsets.count - 1) == features_ * bags_.batch;
+  if (same) {
+    point_to(keys, offsets, weights);
+    raise(check(bags_, features_, bags_.count));
+    same = bounds_now() == bounds_;
+  }
+  if (!same) raise({Code::input, "the backward wants the values and offsets of its forward"});
+}
+
+void BoundBags::point_to(Numbers keys, Numbers offsets, uintptr_t weights) {
+  bags_.keys = reinterpret_cast<const void*>(keys.address);
+  bags_.narrow_keys = keys.narrow;
+  bags_.offsets = reinterpret_cast<const void*>(offsets.address);
+  bags_.narrow_offsets = offsets.narrow;
+  bags_.weights = reinterpret_cast<const float*>(weights);
+}
+
+std::vector<int64_t> BoundBags::bounds_now() const {
+  std::vector<int64_t> bounds;
+  for (int64_t f = 0; f <= features_; ++f) bounds.push_back(bags_.batch ? bags_.offset(f * bags_.batch) : 0);
+  return bounds;
+}
+
+void BoundBags::count() {
+  for (const Count& count : counts) {
+    count.tally->lookups.fetch_add(count.lookups, std::memory_order_relaxed);
+    count.tally->hits.fetch_add(count.hits, std::memory_order_relaxed);
+  }
+}
+
+namespace {
+
+using Numbers = std::tuple<uintptr_t, int64_t, bool>;
+BoundBags::Numbers numbers(const Numbers& given) {
+  return {std::get<0>(given), std::get<1>(given), std::get<2>(given)};
+}
+
+// The features of a batch, in one order, and the tables behind them.
+struct BoundLookup {
+  std::vector<LookupPart> parts;
+  std::vector<int64_t> columns;
+  std::vector<Tally*> tallies;
+
+  // `out` has `width` columns for all parts, or, if that is negative, the rows of one part behind the other's.
+  std::vector<int64_t> run(BoundBags& batch, uintptr_t out, int64_t width, Dtype dtype, bool training, int threads) {
+    const Bags& bags = batch.bags();
+    const int64_t bytes = dtype == Dtype::f32 ? 4 : 2;
+    batch.parts = parts;
+    batch.out_dtype = dtype;
+    char* at = reinterpret_cast<char*>(out);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      PoolFeature& feature = batch.parts[p].feature;
+      const int64_t dim = feature.rows->dim;
+      feature.out = width < 0 ? at : reinterpret_cast<char*>(out) + columns[p] * bytes;
+      feature.stride = width < 0 ? dim : width;
+      at += (batch.range(feature.source, 0).end - batch.range(feature.source, 0).begin) * dim * bytes;
+      batch.parts[p].waits &= training;
+    }
+    Found found = lookup(batch.parts, bags, batch.slots(), dtype, threads);
+    batch.counts.clear();
+    for (size_t p = 0; p < parts.size(); ++p) {
+      KeyRange keys = batch.range(parts[p].feature.source, 0);
+      batch.counts.push_back({tallies[p], keys.end - keys.begin, keys.end - keys.begin - found.missing[p]});
+    }
+    batch.rest = std::move(found.rest);
+    if (!batch.rest.empty()) return found.missing;
+    batch.count();
+    return {};
+  }
+};
+
+std::vector<Missing> missing_keys(BoundBags& batch,
+                                  const std::vector<std::vector<std::tuple<int64_t, int64_t>>>& tables, int threads) {
+  std::vector<Missing> missing(tables.size());
+  Keys keys{batch.bags().keys, batch.bags().narrow_keys};
+  ThreadPool::instance().run(int64_t(tables.size()), threads, [&](int64_t t) {
+    std::vector<KeyRange> ranges;
+    for (auto [source, copy] : tables[size_t(t)]) ranges.push_back(batch.range(source, copy));
+    missing[size_t(t)] = collect_missing(ranges, keys, batch.slots());
+  });
+  return missing;
+}
+
+}  // namespace
+
+void bind_lookup(nb::module_& m) {
+  nb::class_<Tally>(m, "Tally", "Keys looked up, and those that had a row")
+      .def(nb::init<>())
+      .def_prop_ro("lookups", [](const Tally& tally) { return tally.lookups.load(); })
+      .def_prop_ro("hits", [](const Tally& tally) { return tally.hits.load(); });
+
+  nb::class_<BoundBags>(
+      m, "Bags",
+      "A batch of bags of keys, and their slots. Tensors come as (address, count, whether int32), and "
+      "the caller keeps them")
+      .def(
+          "__init__",
+          [](BoundBags* self, const Numbers& keys, const Numbers& offsets, uintptr_t weights, int64_t features,
+             int64_t copies) { new (self) BoundBags(numbers(keys), numbers(offsets), weights, features, copies); },
+          nb::arg("keys"), nb::arg("offsets"), nb::arg("weights"), nb::arg("features"), nb::arg("copies"))
+      .def(
+          "bind_again",
+          [](BoundBags& self, const Numbers& keys, const Numbers& offsets, uintptr_t weights) {
+            self.bind_again(numbers(keys), numbers(offsets), weights);
+          },
+          nb::arg("keys"), nb::arg("offsets"), nb::arg("weights"))
+      .def_prop_ro("bounds", &BoundBags::bounds, "Where each feature's keys begin, and the end")
+      .def("missing", &missing_keys, nb::arg("tables"), nb::arg("threads"), Released(),
+           "For every table, given as the (source, copy) of its parts, the keys without a slot")
+      .def(
+          "fill",
+          [](BoundBags& self, const Missing& missing, Vector<int32_t> slots_of_keys) {
+            missing.fill(slots_of(slots_of_keys), self.slots());
+          },
+          nb::arg("missing"), nb::arg("slots_of_keys"), Released(), "Give every position the slot that its key got")
+      .def(
+          "finish",
+          [](BoundBags& self, int threads) {
+            pool_rest(self.parts, self.rest, self.bags(), self.slots(), self.out_dtype, threads);
+            self.rest.clear();
+            self.count();
+          },
+          nb::arg("threads"), Released(), "Pool what waited for births")
+      .def(
+          "touch",
+          [](BoundBags& self, const Rows& rows, int64_t source, int64_t copy, double score) {
+            KeyRange keys = self.range(source, copy);
+            touch(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, score);
+          },
+          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("score"), Released(),
+          "Raise the scores of one part's rows");
+
+  nb::class_<BoundLookup>(m, "Lookup", "The features of a batch, and how each reads its table")
+      .def(nb::init<>())
+      .def(
+          "add",
+          [](BoundLookup& self, const Index& index, const Rows& rows, Tally& tally, int64_t source, int64_t copy,
+             Pooling pooling, bool silent, const Init& missing, int64_t column, bool trains) {
+            self.parts.push_back({&index, {&rows, source, pooling, silent, missing, nullptr, 0, copy}, trains});
+            self.columns.push_back(column);
+            self.tallies.push_back(&tally);
+          },
+          nb::arg("index"), nb::arg("rows"), nb::arg("tally"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"),
+          nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("run", &BoundLookup::run, nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
+           nb::arg("training"), nb::arg("threads"), Released(),
+           "Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks");
+}
+
+}  // namespace shoal

@@ -1,0 +1,40 @@
+// The forward of a batch: slots from the indexes, then rows to outputs, task by task while a task's slots are in the cache.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "index/index.h"
+#include "kernels/batch.h"
+#include "kernels/pool.h"
+
+namespace shoal {
+
+// One feature of a batch in one table.
+struct LookupPart {
+  const Index* index = nullptr;
+  PoolFeature feature;
+  bool waits = false;  // keys without a row get one before they are read
+};
+
+// A task that waits for rows, and the number of its part.
+struct WaitingTask {
+  size_t part;
+  PoolTask task;
+};
+
+// What a lookup did.
+struct Found {
+  std::vector<int64_t> missing;   // keys without a slot, by part
+  std::vector<WaitingTask> rest;  // what is to be pooled once the missing keys have rows
+};
+
+// Writes slots[copy * n + i] of every position of every part, and pools what waits for nothing. `parts` must stay where
+// they are until the rest is pooled.
+Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, Dtype out_dtype, int threads);
+
+// REQUIRES: every position of the parts that wait has its slot.
+void pool_rest(const std::vector<LookupPart>& parts, const std::vector<WaitingTask>& rest, const Bags& bags,
+               uint32_t* slots, Dtype out_dtype, int threads);
+
+}  // namespace shoal

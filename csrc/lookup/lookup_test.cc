@@ -1,0 +1,150 @@
+#include "lookup/lookup.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "index/batch.h"
+#include "kernels/rows_io.h"
+#include "store/dram.h"
+
+namespace shoal {
+namespace {
+
+constexpr int32_t kDim = 3;
+constexpr Init kInit{InitKind::uniform, -1.0f, 2.0f, 5};
+constexpr Init kZeros{};
+
+// Rows for the even keys below `keys`.
+struct Table {
+  DramStore store{kDim, Dtype::f32, 0};
+  Index index;
+
+  explicit Table(int64_t keys) {
+    std::vector<int64_t> even;
+    for (int64_t key = 0; key < keys; key += 2) even.push_back(key);
+    add(even);
+  }
+  std::vector<uint32_t> add(const std::vector<int64_t>& keys) {
+    int64_t n = static_cast<int64_t>(keys.size());
+    std::vector<uint32_t> slots(keys.size());
+    CHECK(store.reserve(n).ok() && index.reserve(n).ok());
+    store.take(slots.data(), n);
+    CHECK(index.insert(keys.data(), slots.data(), n).ok());
+    birth(store.rows(), kInit, nullptr, 0, keys.data(), slots.data(), n, 1);
+    return slots;
+  }
+};
+
+struct Batch {
+  int64_t size;
+  std::vector<int64_t> keys, offsets = {0};
+  std::vector<int32_t> narrow;
+  std::vector<uint32_t> slots;
+
+  Batch(int64_t features, int64_t bags, int64_t longest, int64_t below, bool all_known) : size(bags) {
+    Random random(7);
+    for (int64_t bag = 0; bag < features * bags; ++bag) {
+      for (int64_t i = random.below(longest + 1); i > 0; --i)
+        keys.push_back(all_known ? random.below(below) / 2 * 2 : random.below(below));
+      offsets.push_back(static_cast<int64_t>(keys.size()));
+    }
+    narrow.assign(keys.begin(), keys.end());
+    slots.assign(2 * keys.size(), 12345);
+  }
+  Bags bags(bool is_narrow) const {
+    Bags bags;
+    bags.keys = is_narrow ? static_cast<const void*>(narrow.data()) : keys.data();
+    bags.narrow_keys = is_narrow;
+    bags.offsets = offsets.data();
+    bags.batch = size;
+    bags.count = static_cast<int64_t>(keys.size());
+    bags.slots = slots.data();
+    return bags;
+  }
+};
+
+// What every bag of a feature must sum to, one row at a time.
+std::vector<float> sums(const Table& table, const Batch& batch, int64_t source, bool missing_as_zeros) {
+  std::vector<float> wanted;
+  for (int64_t bag = source * batch.size; bag < (source + 1) * batch.size; ++bag) {
+    float sum[kDim] = {};
+    for (int64_t i = batch.offsets[static_cast<size_t>(bag)]; i < batch.offsets[static_cast<size_t>(bag) + 1]; ++i) {
+      int64_t key = batch.keys[static_cast<size_t>(i)];
+      uint32_t slot = table.index.find(key);
+      float row[kDim];
+      read_weights(table.store.rows(), missing_as_zeros ? kZeros : kInit, &key, &slot, 1, row, 1);
+      for (int d = 0; d < kDim; ++d) sum[d] += row[d];
+    }
+    wanted.insert(wanted.end(), sum, sum + kDim);
+  }
+  return wanted;
+}
+
+PoolFeature feature_of(const Table& table, int64_t source, int64_t copy, std::vector<float>* out) {
+  return {&table.store.rows(), source, Pooling::sum, false, kZeros, reinterpret_cast<char*>(out->data()), kDim, copy};
+}
+
+void pools_at_once_what_waits_for_nothing() {
+  for (int64_t bags : {0, 1, 50, 3000})
+    for (bool narrow : {false, true})
+      for (int threads : {1, 3})
+        for (bool waits : {false, true}) {
+          Table table(1000);
+          Batch batch(2, bags, 6, 1000, waits);
+          std::vector<float> out(static_cast<size_t>(bags * kDim) + 1, -9.0f);
+          std::vector<LookupPart> parts = {{&table.index, feature_of(table, 1, 1, &out), waits}};
+          Found found = lookup(parts, batch.bags(narrow), batch.slots.data(), Dtype::f32, threads);
+          CHECK(found.rest.empty());
+          std::vector<float> wanted = sums(table, batch, 1, true);
+          CHECK(std::equal(wanted.begin(), wanted.end(), out.begin()) && out.back() == -9.0f, bags, narrow, threads);
+          int64_t missing = 0;
+          for (size_t i = 0; i < batch.keys.size(); ++i) {
+            bool mine = static_cast<int64_t>(i) >= batch.offsets[static_cast<size_t>(bags)];
+            uint32_t slot = batch.slots[batch.keys.size() + i];
+            CHECK(batch.slots[i] == 12345, i);
+            CHECK(slot == (mine ? table.index.find(batch.keys[i]) : 12345), i);
+            missing += mine && slot == kNoSlot;
+          }
+          CHECK(found.missing == std::vector<int64_t>{missing}, missing);
+        }
+}
+
+// The first feature trains, the second only reads the same table: both see the rows that are born in between.
+void pools_the_rest_after_births() {
+  for (int64_t bags : {1, 40, 5000})
+    for (int threads : {1, 3}) {
+      Table table(2000), empty(0);
+      Batch batch(3, bags, 6, 2000, false);
+      std::vector<float> trained(static_cast<size_t>(bags * kDim)), read = trained, other = trained;
+      std::vector<LookupPart> parts = {{&table.index, feature_of(table, 0, 0, &trained), true},
+                                       {&table.index, feature_of(table, 1, 0, &read), false},
+                                       {&empty.index, feature_of(empty, 2, 0, &other), true}};
+      Bags seen = batch.bags(false);
+      Found found = lookup(parts, seen, batch.slots.data(), Dtype::f32, threads);
+      const std::vector<std::pair<size_t, Table*>> births = {{0, &table}, {2, &empty}};
+      for (auto [part, into] : births) {
+        KeyRange range{nullptr, batch.offsets[part * static_cast<size_t>(bags)],
+                       batch.offsets[(part + 1) * static_cast<size_t>(bags)]};
+        Missing missing = collect_missing({range}, {batch.keys.data(), false}, batch.slots.data());
+        CHECK(static_cast<int64_t>(missing.positions.size()) == found.missing[part], part);
+        missing.fill(into->add(missing.keys).data(), batch.slots.data());
+      }
+      pool_rest(parts, found.rest, seen, batch.slots.data(), Dtype::f32, threads);
+      CHECK(trained == sums(table, batch, 0, true), bags, threads);
+      CHECK(read == sums(table, batch, 1, true), bags, threads);
+      CHECK(other == sums(empty, batch, 2, true), bags, threads);
+      for (size_t i = 0; i < batch.keys.size(); ++i) {
+        const Table& table_of = static_cast<int64_t>(i) < batch.offsets[static_cast<size_t>(2 * bags)] ? table : empty;
+        CHECK(batch.slots[i] == table_of.index.find(batch.keys[i]), i);
+      }
+    }
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main() {
+  shoal::pools_at_once_what_waits_for_nothing();
+  shoal::pools_the_rest_after_births();
+}
