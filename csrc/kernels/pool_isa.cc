@@ -111,6 +111,63 @@ void run_bags(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int
   }
 }
 
+// The same for the usual widths, 16 * V: a bag's sum stays in registers, and a row's address is worked out once, when the
+// row is asked for.
+template <Dtype D, int V, bool Weighted>
+void run_wide_bags(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
+                   float* scratch) {
+  constexpr int64_t kRing = 32;
+  const Rows& rows = *feature.rows;
+  const int32_t dim = kLanes * V;
+  const int64_t first = feature.source * bags.batch, ahead = rows_ahead(rows);
+  const int64_t start = bags.offset(first + begin), last = bags.offset(first + end);
+  const uint32_t* slots = bags.slots_of(feature.copy);
+  float* wide = scratch;
+  float* missing = scratch + dim;
+  const char* ring[kRing];
+  auto ask = [&](int64_t i) __attribute__((always_inline)) {
+    const char* row = slots[i] == kNoSlot ? nullptr : rows.weights(slots[i]);
+    if (row) prefetch_row(row, sizeof(typename Element<D>::type) * dim);
+    ring[i % kRing] = row;
+  };
+  for (int64_t i = start; i < start + ahead && i < last; ++i) ask(i);
+  for (int64_t bag = begin, i = start; bag < end; ++bag) {
+    const int64_t from = i, to = bags.offset(first + bag + 1);
+    f32x16 sum[V] = {};
+    for (; i < to; ++i) {
+      const char* row = ring[i % kRing];
+      if (i + ahead < last) ask(i + ahead);
+      if (!row) row = row_at<D>(feature, bags, i, missing, wide);
+      const auto* p = reinterpret_cast<const typename Element<D>::type*>(row);
+      for (int v = 0; v < V; ++v) {
+        if constexpr (Weighted)
+          sum[v] += bags.weights[i] * load_elements<D>(p + kLanes * v);
+        else
+          sum[v] += load_elements<D>(p + kLanes * v);
+      }
+    }
+    if (feature.pooling == Pooling::mean && to > from)
+      for (int v = 0; v < V; ++v) sum[v] /= static_cast<float>(to - from);
+    char* target = feature.out + bag * feature.stride * element_bytes(out_dtype);
+    const bool direct = out_dtype == Dtype::f32;
+    float* total = direct ? reinterpret_cast<float*>(target) : wide;
+    for (int v = 0; v < V; ++v) store16(total + kLanes * v, sum[v]);
+    if (!direct) store_nearest(out_dtype, target, dim, wide);
+  }
+}
+
+template <Dtype D, bool Weighted>
+void run_any_bags(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
+                  float* scratch) {
+  switch (feature.rows->dim) {
+    case 16: return run_wide_bags<D, 1, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    case 32: return run_wide_bags<D, 2, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    case 64: return run_wide_bags<D, 4, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    case 128: return run_wide_bags<D, 8, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    default: return run_bags<D>(feature, bags, out_dtype, begin, end, scratch);
+  }
+}
+
 template <Dtype D>
 void run_keys(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
               float* scratch) {
@@ -147,8 +204,10 @@ void run_typed(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, in
                float* scratch) {
   if (feature.pooling == Pooling::none)
     run_keys<D>(feature, bags, out_dtype, begin, end, scratch);
+  else if (bags.weights)
+    run_any_bags<D, true>(feature, bags, out_dtype, begin, end, scratch);
   else
-    run_bags<D>(feature, bags, out_dtype, begin, end, scratch);
+    run_any_bags<D, false>(feature, bags, out_dtype, begin, end, scratch);
 }
 
 void run(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end, float* scratch) {

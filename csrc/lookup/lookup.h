@@ -1,4 +1,4 @@
-// The forward of a batch: slots from the indexes, then rows to outputs, task by task while a task's slots are in the cache.
+// The forward of a batch: slots from the indexes, then rows to outputs.
 #pragma once
 
 #include <cstdint>
