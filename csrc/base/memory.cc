@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <string>
 
 #ifndef MADV_POPULATE_WRITE
@@ -67,11 +68,11 @@ void Pages::collapse() {
   madvise(data_, size_, MADV_COLLAPSE);
 }
 
-void Pages::populate(size_t from, size_t to) {
+bool Pages::populate(size_t from, size_t to) {
   from = from / 4096 * 4096;
   to = std::min(round_up(to, 4096), size_);
   // Where the kernel does not know it, the pages come when they are touched.
-  if (data_ && from < to) madvise(data_ + from, to - from, MADV_POPULATE_WRITE);
+  return !data_ || from >= to || madvise(data_ + from, to - from, MADV_POPULATE_WRITE) == 0 || errno == EINVAL;
 }
 
 void Pages::discard(size_t from) {

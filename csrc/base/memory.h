@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -33,8 +34,8 @@ class Pages {
   void advise_huge();
   // The same for what was touched already: copied into huge pages now, or left to the kernel if it cannot.
   void collapse();
-  // Makes [from, to) resident now, in one call instead of a fault for every page.
-  void populate(size_t from, size_t to);
+  // Makes [from, to) resident now, in one call instead of a fault for every page. False if the system refused.
+  bool populate(size_t from, size_t to);
   // Gives the whole pages of [from, size) back to the OS; they read as zero afterwards.
   void discard(size_t from);
 
@@ -87,6 +88,12 @@ class Kept {
   }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
+  Kept(Kept&& other) noexcept : data_(std::exchange(other.data_, nullptr)), large_(other.large_) {}
+  Kept& operator=(Kept&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(large_, other.large_);
+    return *this;
+  }
 
   T* get() const { return data_; }
 

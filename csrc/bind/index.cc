@@ -39,9 +39,20 @@ static auto entries(const Index& index, uint64_t from, uint64_t to, uint32_t fro
 }
 
 void bind_index(nb::module_& m) {
-  nb::class_<Missing>(m, "Missing", "The keys of one table that have no slot, each once")
-      .def_prop_ro("count", [](const Missing& missing) { return missing.keys.size(); })
-      .def_prop_ro("keys", [](const Missing& missing) { return to_tensor(missing.keys); }, nb::rv_policy::move);
+  nb::class_<MissingKeys>(m, "MissingKeys", "The keys of a batch that have no slot in their table, each once")
+      .def_prop_ro("counts",
+                   [](const MissingKeys& missing) {
+                     std::vector<int64_t> counts;
+                     for (const MissingKeys::Table& table : missing.tables()) counts.push_back(table.count);
+                     return counts;
+                   })
+      .def(
+          "keys",
+          [](nb::handle_t<MissingKeys> self, size_t table) {
+            const MissingKeys::Table& missing = nb::cast<const MissingKeys&>(self).tables().at(table);
+            return nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>>(missing.keys, {size_t(missing.count)}, self);
+          },
+          nb::arg("table"), "A view of one table's keys");
 
   nb::class_<Index>(m, "Index", "key -> slot for one table")
       .def(nb::init<>())

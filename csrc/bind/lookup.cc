@@ -89,16 +89,12 @@ struct BoundLookup {
   }
 };
 
-std::vector<Missing> missing_keys(BoundBags& batch,
-                                  const std::vector<std::vector<std::tuple<int64_t, int64_t>>>& tables, int threads) {
-  std::vector<Missing> missing(tables.size());
-  Keys keys{batch.bags().keys, batch.bags().narrow_keys};
-  ThreadPool::instance().run(int64_t(tables.size()), threads, [&](int64_t t) {
-    std::vector<KeyRange> ranges;
-    for (auto [source, copy] : tables[size_t(t)]) ranges.push_back(batch.range(source, copy));
-    missing[size_t(t)] = collect_missing(ranges, keys, batch.slots());
-  });
-  return missing;
+MissingKeys missing_keys(BoundBags& batch, const std::vector<std::vector<std::tuple<int64_t, int64_t>>>& tables,
+                         int threads) {
+  std::vector<std::vector<KeyRange>> ranges(tables.size());
+  for (size_t t = 0; t < tables.size(); ++t)
+    for (auto [source, copy] : tables[t]) ranges[t].push_back(batch.range(source, copy));
+  return MissingKeys(ranges, {batch.bags().keys, batch.bags().narrow_keys}, batch.slots(), threads);
 }
 
 }  // namespace
@@ -129,10 +125,11 @@ void bind_lookup(nb::module_& m) {
            "For every table, given as the (source, copy) of its parts, the keys without a slot")
       .def(
           "fill",
-          [](BoundBags& self, const Missing& missing, Vector<int32_t> slots_of_keys) {
-            missing.fill(slots_of(slots_of_keys), self.slots());
+          [](BoundBags& self, const MissingKeys& missing, size_t table, Vector<int32_t> slots_of_keys) {
+            missing.fill(table, slots_of(slots_of_keys), self.slots());
           },
-          nb::arg("missing"), nb::arg("slots_of_keys"), Released(), "Give every position the slot that its key got")
+          nb::arg("missing"), nb::arg("table"), nb::arg("slots_of_keys"), Released(),
+          "Give every position of a table the slot that its key got")
       .def(
           "finish",
           [](BoundBags& self, int threads) {

@@ -41,35 +41,81 @@ void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64
   });
 }
 
-Missing collect_missing(const std::vector<KeyRange>& ranges, Keys keys, const uint32_t* slots) {
-  Missing missing;
-  for (const KeyRange& range : ranges)
-    for (int64_t at = range.begin; at < range.end; ++at)
-      if (slots[range.shift + at] == kNoSlot) {
-        missing.positions.push_back(at);
-        missing.places.push_back(range.shift + at);
-      }
-  missing.which.resize(missing.positions.size());
+namespace {
 
-  // An open-addressed set of the distinct keys, as numbers into missing.keys; at most half full.
-  uint64_t capacity = 16;
-  while (capacity < 2 * missing.positions.size()) capacity *= 2;
-  std::vector<uint32_t> table(capacity, kNoSlot);
-  for (size_t i = 0; i < missing.positions.size(); ++i) {
-    int64_t key = keys[missing.positions[i]];
-    uint64_t at = mix64(static_cast<uint64_t>(key)) & (capacity - 1);
-    while (table[at] != kNoSlot && missing.keys[table[at]] != key) at = (at + 1) & (capacity - 1);
-    if (table[at] == kNoSlot) {
-      table[at] = static_cast<uint32_t>(missing.keys.size());
-      missing.keys.push_back(key);
-    }
-    missing.which[i] = table[at];
+// Sizes of one table's share of the memory. The set of its keys is open-addressed and at most half full.
+struct Share {
+  int64_t missing = 0;
+  uint64_t set = 0;
+  size_t bytes() const {
+    return static_cast<size_t>(missing) * (2 * sizeof(int64_t) + sizeof(uint32_t)) + set * sizeof(uint32_t);
   }
-  return missing;
+};
+
+std::vector<Share> shares_of(const std::vector<std::vector<KeyRange>>& tables, const uint32_t* slots) {
+  std::vector<Share> shares;
+  for (const std::vector<KeyRange>& ranges : tables) {
+    Share share;
+    for (const KeyRange& range : ranges)
+      share.missing += std::count(slots + range.shift + range.begin, slots + range.shift + range.end, kNoSlot);
+    share.set = 16;
+    while (share.set < 2 * static_cast<uint64_t>(share.missing)) share.set *= 2;
+    // The next table's numbers of 64 bits begin at a multiple of 8.
+    share.missing += share.missing % 2;
+    shares.push_back(share);
+  }
+  return shares;
 }
 
-void Missing::fill(const uint32_t* slots_of_keys, uint32_t* slots) const {
-  for (size_t i = 0; i < places.size(); ++i) slots[places[i]] = slots_of_keys[which[i]];
+size_t total(const std::vector<Share>& shares) {
+  size_t bytes = 0;
+  for (const Share& share : shares) bytes += share.bytes();
+  return bytes;
+}
+
+void collect(const std::vector<KeyRange>& ranges, Keys keys, const uint32_t* slots, uint32_t* set, uint64_t capacity,
+             MissingKeys::Table* table) {
+  std::fill(set, set + capacity, kNoSlot);
+  for (const KeyRange& range : ranges)
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      if (slots[range.shift + i] != kNoSlot) continue;
+      int64_t key = keys[i];
+      uint64_t at = mix64(static_cast<uint64_t>(key)) & (capacity - 1);
+      while (set[at] != kNoSlot && table->keys[set[at]] != key) at = (at + 1) & (capacity - 1);
+      if (set[at] == kNoSlot) {
+        set[at] = static_cast<uint32_t>(table->count);
+        table->keys[table->count++] = key;
+      }
+      table->places[table->places_count] = range.shift + i;
+      table->which[table->places_count++] = set[at];
+    }
+}
+
+}  // namespace
+
+MissingKeys::MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys keys, const uint32_t* slots,
+                         int threads)
+    : tables_(tables.size()), memory_(0) {
+  std::vector<Share> shares = shares_of(tables, slots);
+  memory_ = Kept<char>(total(shares));
+  std::vector<uint32_t*> sets;
+  char* at = memory_.get();
+  for (size_t t = 0; t < tables.size(); ++t) {
+    tables_[t].keys = reinterpret_cast<int64_t*>(at);
+    tables_[t].places = tables_[t].keys + shares[t].missing;
+    tables_[t].which = reinterpret_cast<uint32_t*>(tables_[t].places + shares[t].missing);
+    sets.push_back(tables_[t].which + shares[t].missing);
+    at += shares[t].bytes();
+  }
+  ThreadPool::instance().run(static_cast<int64_t>(tables.size()), threads, [&](int64_t t) {
+    size_t table = static_cast<size_t>(t);
+    collect(tables[table], keys, slots, sets[table], shares[table].set, &tables_[table]);
+  });
+}
+
+void MissingKeys::fill(size_t table, const uint32_t* slots_of_keys, uint32_t* slots) const {
+  const Table& missing = tables_[table];
+  for (int64_t i = 0; i < missing.places_count; ++i) slots[missing.places[i]] = slots_of_keys[missing.which[i]];
 }
 
 }  // namespace shoal

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/memory.h"
 #include "base/status.h"
 #include "index/index.h"
 
@@ -29,18 +30,26 @@ struct Keys {
 // The slot of every position of the ranges; missing[r] = how many of range r have no slot.
 void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64_t* missing, int threads);
 
-// The keys of one table that have no slot: each once, in order of first appearance, and where they stand in the batch.
-struct Missing {
-  std::vector<int64_t> keys;
-  std::vector<int64_t> positions;
-  std::vector<int64_t> places;  // where the slots of the positions are
-  std::vector<uint32_t> which;  // positions[i] holds keys[which[i]]
+// The keys of a batch that have no slot in their table: each once, in order of first appearance, and where they stand.
+class MissingKeys {
+ public:
+  // `tables[t]` are the ranges of one table. REQUIRES: `slots` came from find.
+  MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys keys, const uint32_t* slots, int threads);
 
-  // Gives every position the slot of its key.
-  void fill(const uint32_t* slots_of_keys, uint32_t* slots) const;
+  struct Table {
+    int64_t count = 0;         // distinct keys
+    int64_t places_count = 0;  // positions that hold them
+    int64_t* keys = nullptr;
+    int64_t* places = nullptr;  // where the slots of the positions are
+    uint32_t* which = nullptr;  // the slot at places[i] is that of keys[which[i]]
+  };
+  const std::vector<Table>& tables() const { return tables_; }
+  // Gives every position of a table the slot of its key.
+  void fill(size_t table, const uint32_t* slots_of_keys, uint32_t* slots) const;
+
+ private:
+  std::vector<Table> tables_;
+  Kept<char> memory_;  // one for all: fresh memory costs more than what is done in it
 };
-
-// REQUIRES: `ranges` are of one table and `slots` came from find.
-Missing collect_missing(const std::vector<KeyRange>& ranges, Keys keys, const uint32_t* slots);
 
 }  // namespace shoal

@@ -1,5 +1,6 @@
 #include "index/batch.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "base/check.h"
@@ -72,11 +73,13 @@ void slots_of_a_range_may_stand_elsewhere() {
     CHECK(slots[i] == large.find(keys[i]), i);
     CHECK(slots[300 + i] == (i < 100 ? 5 : small.find(keys[i])), i);
   }
-  Missing missing = collect_missing({ranges[1]}, {keys.data(), false}, slots.data());
-  CHECK(static_cast<int64_t>(missing.positions.size()) == lost[1], lost[1]);
+  // Beside another table, so that its memory does not begin at the start.
+  MissingKeys missing({{ranges[0]}, {ranges[1]}}, {keys.data(), false}, slots.data(), 2);
+  const MissingKeys::Table& of = missing.tables()[1];
+  CHECK(missing.tables()[0].places_count == lost[0] && of.places_count == lost[1], lost[0], lost[1]);
   std::vector<uint32_t> given;
-  for (size_t i = 0; i < missing.keys.size(); ++i) given.push_back(static_cast<uint32_t>(2000 + missing.keys[i]));
-  missing.fill(given.data(), slots.data());
+  for (int64_t i = 0; i < of.count; ++i) given.push_back(static_cast<uint32_t>(2000 + of.keys[i]));
+  missing.fill(1, given.data(), slots.data());
   for (size_t i = 0; i < 300; ++i) {
     CHECK(slots[i] == large.find(keys[i]), i);
     uint32_t found = small.find(keys[i]);
@@ -86,8 +89,9 @@ void slots_of_a_range_may_stand_elsewhere() {
 
 void no_ranges_find_nothing() {
   find({}, {nullptr, false}, nullptr, nullptr, 2);
-  Missing missing = collect_missing({}, {nullptr, false}, nullptr);
-  CHECK(missing.keys.empty() && missing.positions.empty());
+  CHECK(MissingKeys({}, {nullptr, false}, nullptr, 2).tables().empty());
+  MissingKeys missing({{}}, {nullptr, false}, nullptr, 2);
+  CHECK(missing.tables()[0].count == 0 && missing.tables()[0].places_count == 0);
 }
 
 void missing_keys_come_once_in_order_of_appearance() {
@@ -101,7 +105,8 @@ void missing_keys_come_once_in_order_of_appearance() {
       slots.push_back(key % 3 == 0 ? 1 : kNoSlot);
     }
     const std::vector<KeyRange> ranges = {{nullptr, 100, 4000}, {nullptr, 4000, 4000}, {nullptr, 5000, 9000}};
-    Missing missing = collect_missing(ranges, {keys.data(), false}, slots.data());
+    MissingKeys all({ranges}, {keys.data(), false}, slots.data(), 1);
+    const MissingKeys::Table& missing = all.tables()[0];
     std::vector<int64_t> wanted;
     std::unordered_map<int64_t, uint32_t> number;
     size_t at = 0;
@@ -110,17 +115,18 @@ void missing_keys_come_once_in_order_of_appearance() {
         int64_t key = keys[static_cast<size_t>(i)];
         if (slots[static_cast<size_t>(i)] != kNoSlot) continue;
         if (number.emplace(key, wanted.size()).second) wanted.push_back(key);
-        CHECK(missing.positions[at] == i && missing.which[at] == number[key], i, at);
+        CHECK(missing.places[at] == i && missing.which[at] == number[key], i, at);
         ++at;
       }
-    CHECK(missing.keys == wanted && missing.positions.size() == at, distinct);
+    CHECK(missing.count == static_cast<int64_t>(wanted.size()) && missing.places_count == static_cast<int64_t>(at));
+    CHECK(std::equal(wanted.begin(), wanted.end(), missing.keys), distinct);
 
     std::vector<uint32_t> given, before = slots;
     for (size_t i = 0; i < wanted.size(); ++i) given.push_back(static_cast<uint32_t>(1000 + i));
-    missing.fill(given.data(), slots.data());
+    all.fill(0, given.data(), slots.data());
     size_t filled = 0;
     for (size_t i = 0; i < slots.size(); ++i) {
-      if (filled < at && missing.positions[filled] == static_cast<int64_t>(i)) {
+      if (filled < at && missing.places[filled] == static_cast<int64_t>(i)) {
         CHECK(slots[i] == 1000 + number[keys[i]], i);
         ++filled;
       } else {

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 
+#include "base/page_stock.h"
+
 namespace shoal {
+
+static_assert(kChunkBuckets * sizeof(Bucket) == kHugePage);
 
 // At a load of 0.75 a bucket of five overflows for one key in ten. A growth starts at kGrowAt and ends before kFull.
 static constexpr double kGrowAt = 0.70;
@@ -12,6 +16,8 @@ static constexpr double kShrinkAt = 0.30;
 static constexpr uint64_t kMinBuckets = 16;
 // Below this an index is a few hundred kilobytes, and doubling it costs less than growing it finely.
 static constexpr uint64_t kDoubleBelow = 16384;
+// From here on a chunk is an eighth of the index at most, and comes as a huge page although not all of it is in use.
+static constexpr uint64_t kWholeFromChunk = 8;
 // Overflow of the last buckets lands behind them.
 static constexpr uint64_t kSpillBuckets = 256;
 // (kFull - kGrowAt) x 5 keys a bucket must pay for moving every bucket once.
@@ -51,16 +57,24 @@ void Index::reassign(int64_t key, uint32_t slot) {
   if (uint32_t* at = locate(key)) *at = slot;
 }
 
+int64_t Index::bytes_of(uint64_t buckets) {
+  if (buckets > kWholeFromChunk * kChunkBuckets)
+    buckets = (buckets + kChunkBuckets - 1) / kChunkBuckets * kChunkBuckets;
+  return static_cast<int64_t>(buckets * sizeof(Bucket));
+}
+
 int64_t Index::bytes_after(int64_t more) const {
   uint64_t buckets = std::max(view_.high, kMinBuckets);
   while (static_cast<double>(size_ + more) > room(buckets, kGrowAt)) buckets = grown(buckets);
-  return static_cast<int64_t>(std::max(buckets, extent_) * sizeof(Bucket));
+  return bytes_of(std::max(buckets, extent_));
 }
 
 Status Index::map_chunks(uint64_t buckets) {
   while (pages_.size() * kChunkBuckets < buckets) {
     Pages pages;
-    if (Status status = Pages::map(kChunkBuckets * sizeof(Bucket), &pages); !status.ok()) return status;
+    bool whole = (pages_.size() + 1) * kChunkBuckets <= buckets || pages_.size() >= kWholeFromChunk;
+    Status status = whole ? PageStock::instance().take(&pages) : Pages::map(kHugePage, &pages);
+    if (!status.ok()) return status;
     chunks_.push_back(reinterpret_cast<Bucket*>(pages.data()));
     pages_.push_back(std::move(pages));
     view_.chunks = chunks_.data();  // now: the next chunk may be refused

@@ -24,7 +24,7 @@ class Index {
   const IndexView& view() const { return view_; }
   int64_t size() const { return size_; }
   // What the index takes now, and at most after `more` inserts.
-  int64_t bytes() const { return static_cast<int64_t>(extent_ * sizeof(Bucket)); }
+  int64_t bytes() const { return bytes_of(extent_); }
   int64_t bytes_after(int64_t more) const;
 
   uint32_t find(int64_t key) const;
@@ -57,6 +57,7 @@ class Index {
   }
 
  private:
+  static int64_t bytes_of(uint64_t buckets);
   bool settled() const { return view_.low == view_.high; }
   uint32_t* locate(int64_t key) const;
   Status map_chunks(uint64_t buckets);

@@ -63,17 +63,18 @@ struct Batch {
 void insert_missing(Table& table, Batch& batch) {
   int64_t lacking = 0;
   find({{&table.index, 0, batch.size()}}, {batch.keys.data(), false}, batch.slots.data(), &lacking, 2);
-  Missing missing = collect_missing({{&table.index, 0, batch.size()}}, {batch.keys.data(), false}, batch.slots.data());
-  int64_t n = static_cast<int64_t>(missing.keys.size());
+  MissingKeys all({{{&table.index, 0, batch.size()}}}, {batch.keys.data(), false}, batch.slots.data(), 2);
+  const MissingKeys::Table& missing = all.tables()[0];
+  int64_t n = missing.count;
   CHECK((lacking == 0) == (n == 0), lacking, n);
   if (n == 0) return;
   std::vector<uint32_t> slots(static_cast<size_t>(n));
   CHECK(table.store.reserve(n).ok() && table.index.reserve(n).ok());
   table.store.take(slots.data(), n);
-  CHECK(table.index.insert(missing.keys.data(), slots.data(), n).ok());
+  CHECK(table.index.insert(missing.keys, slots.data(), n).ok());
   const float state = 0;
-  birth(table.store.rows(), kInit, &state, 0, missing.keys.data(), slots.data(), n, 2);
-  missing.fill(slots.data(), batch.slots.data());
+  birth(table.store.rows(), kInit, &state, 0, missing.keys, slots.data(), n, 2);
+  all.fill(0, slots.data(), batch.slots.data());
 }
 
 // The same gradient for all columns and for both keys of a pair.

@@ -126,9 +126,10 @@ void pools_the_rest_after_births() {
       for (auto [part, into] : births) {
         KeyRange range{nullptr, batch.offsets[part * static_cast<size_t>(bags)],
                        batch.offsets[(part + 1) * static_cast<size_t>(bags)]};
-        Missing missing = collect_missing({range}, {batch.keys.data(), false}, batch.slots.data());
-        CHECK(static_cast<int64_t>(missing.positions.size()) == found.missing[part], part);
-        missing.fill(into->add(missing.keys).data(), batch.slots.data());
+        MissingKeys missing({{range}}, {batch.keys.data(), false}, batch.slots.data(), threads);
+        const MissingKeys::Table& of = missing.tables()[0];
+        CHECK(of.places_count == found.missing[part], part);
+        missing.fill(0, into->add({of.keys, of.keys + of.count}).data(), batch.slots.data());
       }
       pool_rest(parts, found.rest, seen, batch.slots.data(), Dtype::f32, threads);
       CHECK(trained == sums(table, batch, 0, true), bags, threads);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/page_stock.h"
+
 namespace shoal {
 
 // A table below this many slabs stays on small pages, so that its resident set follows its rows.
@@ -24,6 +26,15 @@ DramStore::DramStore(int32_t dim, Dtype dtype, int32_t state_floats) {
   rows_.tails_at = (rows_.rows_per_slab * rows_.weight_bytes + 63) / 64 * 64;
 }
 
+DramStore::~DramStore() { tell_stock(0); }
+
+bool DramStore::grows_by_huge_page() const { return slab_bytes_ == kHugePage && slabs() >= kHugeFromSlab; }
+
+void DramStore::tell_stock(int64_t ahead) {
+  if (ahead != ahead_) PageStock::instance().want(ahead - ahead_);
+  ahead_ = ahead;
+}
+
 int64_t DramStore::bytes_of(int64_t slabs, int64_t fresh) const {
   int64_t small = std::min(slabs, kHugeFromSlab) * static_cast<int64_t>(slab_bytes_);
   if (slabs <= kHugeFromSlab) small = std::min(small, fresh * (rows_.weight_bytes + rows_.tail_bytes));
@@ -41,7 +52,8 @@ Status DramStore::reserve(int64_t more) {
     if (static_cast<uint64_t>(slabs() + 1) << rows_.slot_bits > kNoSlot)
       return {Code::capacity, "a table holds at most 2^32 - 1 slots"};
     Pages pages;
-    if (Status status = Pages::map(slab_bytes_, &pages); !status.ok()) return status;
+    Status status = grows_by_huge_page() ? PageStock::instance().take(&pages) : Pages::map(slab_bytes_, &pages);
+    if (!status.ok()) return status;
     if (slabs() == kHugeFromSlab)
       for (Pages& small : pages_) small.collapse();
     // From here on a slab is at most an eighth of the table; before, one that this call fills wastes nothing either.
@@ -55,6 +67,7 @@ Status DramStore::reserve(int64_t more) {
     // Now: the next slab may be refused.
     rows_.slabs = slabs_.data();
     rows_.slab_count = static_cast<uint32_t>(slabs());
+    if (grows_by_huge_page()) tell_stock(pages_ahead(slabs()));
   }
   return {};
 }
@@ -113,6 +126,7 @@ void DramStore::release_tail() {
   rows_.slab_count = static_cast<uint32_t>(slabs());
   fresh_ = std::min(fresh_, slabs() * rows_.rows_per_slab);
   lowest_free_ = std::min(lowest_free_, slabs());
+  tell_stock(grows_by_huge_page() ? pages_ahead(slabs()) : 0);
 }
 
 }  // namespace shoal

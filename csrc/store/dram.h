@@ -15,6 +15,7 @@ namespace shoal {
 class DramStore {
  public:
   DramStore(int32_t dim, Dtype dtype, int32_t state_floats);
+  ~DramStore();
   DramStore(const DramStore&) = delete;
   DramStore& operator=(const DramStore&) = delete;
 
@@ -41,6 +42,8 @@ class DramStore {
 
  private:
   int64_t bytes_of(int64_t slabs, int64_t fresh) const;
+  bool grows_by_huge_page() const;
+  void tell_stock(int64_t ahead);
   int64_t free_slots() const { return slabs() * rows_.rows_per_slab - live_; }
 
   Rows rows_;
@@ -52,6 +55,7 @@ class DramStore {
   int64_t lowest_free_ = 0;  // no slab before it has a free slot
   int64_t fresh_ = 0;        // slots that were in use at least once, counted from the first slab
   int64_t live_ = 0;
+  int64_t ahead_ = 0;  // pages that the stock keeps ready for this store
 };
 
 }  // namespace shoal

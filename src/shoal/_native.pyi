@@ -89,14 +89,14 @@ class DramStore:
 
     def release_tail(self) -> None: ...
 
-class Missing:
-    """The keys of one table that have no slot, each once"""
+class MissingKeys:
+    """The keys of a batch that have no slot in their table, each once"""
 
     @property
-    def count(self) -> int: ...
+    def counts(self) -> list[int]: ...
 
-    @property
-    def keys(self) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]: ...
+    def keys(self, table: int) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
+        """A view of one table's keys"""
 
 class Index:
     """key -> slot for one table"""
@@ -243,13 +243,13 @@ class Bags:
     def bounds(self) -> list[int]:
         """Where each feature's keys begin, and the end"""
 
-    def missing(self, tables: Sequence[Sequence[tuple[int, int]]], threads: int) -> list[Missing]:
+    def missing(self, tables: Sequence[Sequence[tuple[int, int]]], threads: int) -> MissingKeys:
         """
         For every table, given as the (source, copy) of its parts, the keys without a slot
         """
 
-    def fill(self, missing: Missing, slots_of_keys: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None:
-        """Give every position the slot that its key got"""
+    def fill(self, missing: MissingKeys, table: int, slots_of_keys: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None:
+        """Give every position of a table the slot that its key got"""
 
     def finish(self, threads: int) -> None:
         """Pool what waited for births"""

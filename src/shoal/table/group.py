@@ -235,19 +235,19 @@ class Group:
                 parts.setdefault(part.table, []).append((part.source, part.copy))
         tables = [self.tables[number] for number in parts]
         new = batch.bags.missing(list(parts.values()), get_num_threads())
-        for table, missing in zip(tables, new, strict=True):
-            table.make_room(missing.count)
-        slots = [table.storage.take(missing.count) for table, missing in zip(tables, new, strict=True)]
-        keys = [missing.keys for missing in new]
+        for table, count in zip(tables, new.counts, strict=True):
+            table.make_room(count)
+        slots = [table.storage.take(count) for table, count in zip(tables, new.counts, strict=True)]
+        keys = [new.keys(at) for at in range(len(tables))]
         try:
             insert([table.index for table in tables], keys, slots)
         except BaseException:
             for table, taken in zip(tables, slots, strict=True):
                 table.storage.give(taken)
             raise
-        for table, missing, born, taken in zip(tables, new, keys, slots, strict=True):
+        for at, (table, born, taken) in enumerate(zip(tables, keys, slots, strict=True)):
             table.born(born, taken)
-            batch.bags.fill(missing, taken)
+            batch.bags.fill(new, at, taken)
 
     # ---- backward
 

@@ -1,0 +1,90 @@
+#include "base/page_stock.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace shoal {
+
+static std::atomic<PageStock*> g_stock{nullptr};
+
+PageStock& PageStock::instance() {
+  PageStock* stock = g_stock.load(std::memory_order_acquire);
+  if (stock) return *stock;
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  if (!g_stock.load()) {
+    static std::once_flag once;
+    // A forked child has no such thread: it starts with a new stock and leaves the old one's memory alone.
+    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { g_stock.store(nullptr); }); });
+    g_stock.store(new PageStock, std::memory_order_release);
+  }
+  return *g_stock.load();
+}
+
+int64_t PageStock::target() const { return std::clamp<int64_t>(wanted_, 0, kMost); }
+
+Status PageStock::take(Pages* out) {
+  {
+    std::lock_guard lock(mutex_);
+    refused_ = false;
+    if (!ready_.empty()) {
+      *out = std::move(ready_.back());
+      ready_.pop_back();
+      changed_.notify_one();
+      return {};
+    }
+  }
+  if (Status status = Pages::map(kHugePage, out); !status.ok()) return status;
+  out->advise_huge();
+  return {};
+}
+
+void PageStock::want(int64_t change) {
+  if (change == 0) return;
+  std::vector<Pages> surplus;  // unmapped without the mutex
+  std::lock_guard lock(mutex_);
+  wanted_ += change;
+  refused_ = false;
+  while (static_cast<int64_t>(ready_.size()) > target()) {
+    surplus.push_back(std::move(ready_.back()));
+    ready_.pop_back();
+  }
+  if (!has_thread_ && target() > 0) {
+    try {
+      std::thread([this] { fill(); }).detach();
+      has_thread_ = true;
+    } catch (const std::system_error&) {
+      // Without it pages come when they are touched.
+    }
+  }
+  changed_.notify_one();
+}
+
+int64_t PageStock::ready() {
+  std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(ready_.size());
+}
+
+void PageStock::fill() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return !refused_ && static_cast<int64_t>(ready_.size()) < target(); });
+    lock.unlock();
+    Pages pages;
+    bool made = Pages::map(kHugePage, &pages).ok();
+    if (made) {
+      pages.advise_huge();
+      made = pages.populate(0, kHugePage);
+    }
+    lock.lock();
+    if (made && static_cast<int64_t>(ready_.size()) < target()) ready_.push_back(std::move(pages));
+    refused_ = !made;
+  }
+}
+
+}  // namespace shoal
