@@ -18,6 +18,7 @@ pytestmark = [
     # Warnings that torch's own exporter gives.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
     pytest.mark.timeout(300),
 ]
 

@@ -1,6 +1,9 @@
 """After fork: batches are built in DataLoader workers, tables stay with the process that made them."""
 
+import functools
 import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -42,6 +45,25 @@ def in_child(work):
     return said
 
 
+def without_gpu(test):
+    """Where torch sees a GPU, run the test in a process where it sees none.
+
+    From the first backward on autograd has a thread for every GPU, and refuses every backward of a forked child itself,
+    before the tables are asked.
+    """
+    if not torch.cuda.is_available():
+        return test
+
+    @functools.wraps(test)
+    def elsewhere():
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::{test.__name__}"]
+        done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "1 passed" in done.stdout, done.stdout
+
+    return elsewhere
+
+
 BATCH = {"a": [[1, 2], [3]]}
 
 
@@ -70,6 +92,7 @@ def test_a_forked_child_is_told_that_the_tables_are_not_its_own(use):
 
 
 @pytest.mark.timeout(60)
+@without_gpu
 def test_a_backward_that_waits_is_refused_in_the_child():
     bags = collection()
     out = bags(kjt(BATCH)).values()
@@ -78,6 +101,7 @@ def test_a_backward_that_waits_is_refused_in_the_child():
 
 
 @pytest.mark.timeout(60)
+@without_gpu
 def test_a_collection_made_in_the_child_works_there():
     bags = collection()
     torch.set_num_threads(torch.get_num_threads())

@@ -172,7 +172,8 @@ class Collection(nn.Module):
 
     def _token_now(self) -> Tensor:
         """What the ops say that they change: see table/ops.py."""
-        if not torch.compiler.is_exporting():
+        # Not torch.compiler.is_exporting(): that of torch 2.11 is true in torch.compile too (pytorch #176347).
+        if not torch.compiler._is_exporting_flag:
             return self._token
         if self.training:
             raise ConfigError(f"[{self.name}] torch.export wants a model that does not train. Call eval() first.")
