@@ -63,7 +63,7 @@ struct UpdateFeature {
 struct UpdateCounts {
   int64_t rows = 0;       // rows changed
   int64_t dropped = 0;    // rows erased since the forward: their gradient goes nowhere
-  int64_t nonfinite = 0;  // rows left alone because their gradients, added up, or the square of the sum overflowed
+  int64_t nonfinite = 0;  // rows left alone because their gradients, added up, are too large to square
 };
 
 // What happened to each table. REQUIRES: exclusive access to the tables; slots[i] was found for key i.

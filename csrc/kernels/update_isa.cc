@@ -20,6 +20,9 @@ namespace {
 // Pairs ahead whose row (weights and tail) and gradient are asked for.
 constexpr int64_t kAhead = 24;
 
+// The most that a row's squared gradient may be. Not the largest float: sums of squares, moments and steps that follow
+// from it must stay finite for many steps, too.
+constexpr float kMostSquares = 1e30f;
 constexpr float kLargest = 3.4028234663852886e38f;
 
 bool finite(const float* data, int64_t n) {
@@ -150,6 +153,20 @@ SHOAL_INLINE Segment reduce(Pairs<Dim>& pairs, int64_t begin, int64_t n, Reduce 
   return {sum, end};
 }
 
+// The factor that brings a row down to an L2 norm, or 1 if it is not above it; also where its squares overflow.
+inline float factor_to(float norm, const float* row, int32_t dim) {
+  const float squares = sum_squares(row, dim);
+  if (squares <= kLargest) {
+    const float now = __builtin_sqrtf(squares);
+    return now > norm ? norm / now : 1.0f;
+  }
+  float largest = 0.0f, scaled = 0.0f;
+  for (int32_t i = 0; i < dim; ++i) largest = __builtin_fmaxf(largest, __builtin_fabsf(row[i]));
+  for (int32_t i = 0; i < dim; ++i) scaled += row[i] / largest * (row[i] / largest);
+  const float factor = norm / largest / __builtin_sqrtf(scaled);
+  return factor < 1.0f ? factor : 1.0f;
+}
+
 inline const float* regularise(const UpdateTable& table, const float* g, const float* w, float* own) {
   const int32_t dim = table.rows->dim;
   if (table.clip_value > 0) {
@@ -158,9 +175,8 @@ inline const float* regularise(const UpdateTable& table, const float* g, const f
     g = own;
   }
   if (table.clip_norm > 0) {
-    const float norm = __builtin_sqrtf(sum_squares(g, dim));
-    if (norm > table.clip_norm) {
-      const float factor = table.clip_norm / norm;
+    const float factor = factor_to(table.clip_norm, g, dim);
+    if (factor < 1.0f) {
       for (int32_t i = 0; i < dim; ++i) own[i] = g[i] * factor;
       g = own;
     }
@@ -207,7 +223,7 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
     g = regularise(table, g, w, sum);
     // Its square too: Adagrad and Adam keep it.
     const float squares = sum_squares(g, dim);
-    if (!(squares <= kLargest)) {
+    if (!(squares <= kMostSquares)) {
       ++counts.nonfinite;
       continue;
     }
@@ -215,9 +231,9 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
       for (int32_t i = 0; i < dim; ++i) w[i] *= table.shrink;
     Step::step(w, g, squares, rows.state(tail), dim, table.hyper);
     if (table.max_norm > 0) {
-      const float norm = __builtin_sqrtf(sum_squares(w, dim));
-      if (norm > table.max_norm)
-        for (int32_t i = 0; i < dim; ++i) w[i] *= table.max_norm / norm;
+      const float factor = factor_to(table.max_norm, w, dim);
+      if (factor < 1.0f)
+        for (int32_t i = 0; i < dim; ++i) w[i] *= factor;
     }
     if (!is_f32)
       store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream, bags.key(pairs.low(at)), table.step);

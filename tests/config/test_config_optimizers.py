@@ -45,7 +45,7 @@ def test_zero_learning_rate_is_fine_except_where_the_formula_divides_by_it():
     for kind in WITH_LR:
         if kind is not Ftrl:
             assert kind(0).lr == 0.0
-    with pytest.raises(ConfigError, match="number > 0; got 0"):
+    with pytest.raises(ConfigError, match=r"number >= 1e-06 .*; got 0"):
         Ftrl(0)
 
 
@@ -67,7 +67,11 @@ def test_zero_learning_rate_is_fine_except_where_the_formula_divides_by_it():
     ],
 )
 def test_state_columns(optimizer, columns):
-    assert [dataclasses.astuple(column) for column in optimizer.columns(5)] == columns
+    made = optimizer.columns(5)
+    assert [(column.name, column.width, column.initial) for column in made] == columns
+    assert [column.name for column in made if column.signed] == [
+        name for name, *_ in columns if name in ("momentum", "exp_avg", "z")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_weight_decay_defaults():
 )
 def test_settings_that_cannot_be_negative(kind, setting):
     for bad in (-1e-9, *NOT_NUMBERS):
-        with pytest.raises(ConfigError, match=rf"\[{kind.__name__}\] {setting}: wanted .* >= 0"):
+        with pytest.raises(ConfigError, match=rf"\[{kind.__name__}\] {setting}: wanted .* >= (0|1e-15)"):
             kind(**{setting: bad})
     assert getattr(kind(**{setting: np.float32(0.5)}), setting) == 0.5
 
@@ -191,3 +195,20 @@ def test_column_is_checked():
 def test_base_class_cannot_be_constructed():
     with pytest.raises(TypeError, match="abstract"):
         Optimizer()
+
+
+def test_settings_under_which_rows_would_not_stay_finite_are_refused():
+    for kind in WITH_LR:
+        with pytest.raises(ConfigError, match=r"lr: wanted .* < 1e.06"):
+            kind(1e6)
+    for kind in (Adagrad, RowwiseAdagrad, Adam, AdamW, PartialRowwiseAdam):
+        with pytest.raises(ConfigError, match=r"eps: wanted .* >= 1e-15"):
+            kind(eps=0.0)
+    for optimizer in (SGD, Adagrad, RowwiseAdagrad, PartialRowwiseAdam):
+        with pytest.raises(ConfigError, match="decoupled_weight_decay: wanted at most 2 / lr"):
+            optimizer(lr=3.0, decoupled_weight_decay=1.0)
+    with pytest.raises(ConfigError, match="weight_decay: wanted at most 2 / lr"):
+        AdamW(lr=3.0, weight_decay=1.0)
+    with pytest.raises(ConfigError, match="initial: wanted it, beta or l2"):
+        Ftrl(initial=0.0)
+    assert Ftrl(initial=0.0, beta=1.0).initial == 0.0

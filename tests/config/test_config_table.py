@@ -181,7 +181,7 @@ def test_row_bytes_are_weights_and_state():
 
 
 def test_columns_are_the_optimizers():
-    assert Table("user", 8).columns == (Column("sum", 1),)
+    assert Table("user", 8).columns == (Column("sum", 1, signed=False),)
     assert Table("user", 8, optimizer=None).columns == ()
 
 

@@ -318,3 +318,15 @@ def test_an_unused_forward_is_a_use_of_its_keys():
     del out
     output(bags, {"a": [[5]]})
     assert bags.table("a").scores([1, 2, 5]).tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("module", [sgd, sequences])
+def test_saved_tensors_may_be_copied_by_hooks(module):
+    module = module()
+    first = module.table("a").lookup([1, 2, 3])
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone().numpy(), torch.from_numpy):
+        out = output(module, BATCH)
+    gc.collect()
+    out.sum().backward()
+    torch.testing.assert_close(module.table("a").lookup([1, 2, 3]), first - 1)
+    assert module.table("a").stats().step == 1

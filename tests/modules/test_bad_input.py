@@ -1,5 +1,7 @@
 """Bad settings and bad batches: an error of shoal.errors that says what is wrong, and nothing changed."""
 
+import itertools
+
 import pytest
 import torch
 from batches import assert_unchanged, kjt, memory, random_kjt, train_step
@@ -64,7 +66,7 @@ def test_a_malformed_batch_is_refused(make, training, bad):
 def test_a_batch_on_another_device_is_refused(make):
     module = make()
     before = memory(module)
-    with pytest.raises(DeviceError, match="the tables are on cpu; the batch's values are on meta"):
+    with pytest.raises(DeviceError, match=r"the tables are on cpu; the batch's values\(\) is on meta"):
         module(kjt({"a": [[1]], "b": [[2]]}).to("meta"))
     assert_unchanged(module, before)
 
@@ -205,3 +207,115 @@ def test_any_seed_of_64_bits_is_taken(seed):
 @pytest.mark.parametrize("device", [None, "cpu", "cpu:0", torch.device("cpu")])
 def test_any_name_of_the_cpu_is_taken(device):
     assert shoal.EmbeddingBagCollection([shoal.Table("a", 4)], device=device).device == torch.device("cpu")
+
+
+# ---- tensors that do not belong together
+
+
+def test_lengths_that_offsets_contradict_are_refused():
+    module = trained_sequences()
+    before = memory(module)
+    lengths = torch.tensor([3, 1])
+    batch = shoal.KeyedJaggedTensor(["a", "b"], torch.arange(4), lengths=lengths).sync()
+    lengths.copy_(torch.tensor([1, 3]))
+    with pytest.raises(InputError, match="Do not change a batch's tensors"):
+        module(batch)
+    assert_unchanged(module, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"grads": [torch.ones(1, 7)]}, "shapes"),
+        ({"grads": [torch.ones(2, 4)]}, "shapes"),
+        ({"grads": []}, "shapes"),
+        ({"grads": [torch.ones(2, 7, dtype=torch.int64)]}, "floats"),
+        ({"weights": torch.ones(1)}, "one float for each"),
+        ({"values": torch.ones(4)}, "int32 or int64"),
+        ({"values": torch.arange(3)}, "of its forward"),
+        ({"offsets": torch.tensor([0, 2, 4])}, "of its forward|equally many"),
+        ({"offsets": torch.tensor([0, 1, 1, 2, 4])}, "of its forward"),
+    ],
+)
+def test_the_update_operator_wants_the_tensors_of_its_forward(change, match):
+    bags = trained()
+    batch = by_lengths(1, 1, 1, 1)
+    token = torch.zeros(1)
+    group = bags._group.name
+    _, lease = ops.lookup(group, token, ["a", "b"], batch.values(), batch.offsets(), None, 7, True, True, torch.float32)
+    before = memory(bags)
+    given = {
+        "group": group,
+        "token": token,
+        "lease": lease,
+        "values": batch.values(),
+        "offsets": batch.offsets(),
+        "weights": None,
+        "grads": [torch.ones(2, 7)],
+        "weight_gradient": False,
+    }
+    with pytest.raises(InputError, match=match):
+        ops.update(**(given | change))
+    assert_unchanged(bags, before)
+    ops.update(**given)
+
+
+def test_outputs_of_another_type_are_refused():
+    bags = trained()
+    batch = by_lengths(1, 1, 1, 1)
+    with pytest.raises(InputError, match="float64"):
+        ops.lookup(
+            bags._group.name,
+            torch.zeros(1),
+            ["a", "b"],
+            batch.values(),
+            batch.offsets(),
+            None,
+            7,
+            True,
+            False,
+            torch.float64,
+        )
+
+
+class Foreign:
+    """A batch of another library, as far as it is looked at."""
+
+    def __init__(self, batch, **other):
+        self._batch = batch
+        self._other = other
+
+    def __getattr__(self, name):
+        return (lambda: self._other[name]) if name in self._other else getattr(self._batch, name)
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "match"),
+    [
+        ({"offsets": torch.arange(5, device="meta")}, DeviceError, "offsets.. is on meta"),
+        ({"weights_or_none": torch.ones(4, device="meta")}, DeviceError, "weights_or_none.. is on meta"),
+        ({"values": None}, InputError, "must be a tensor; got NoneType"),
+        ({"offsets": [0, 1, 2, 3, 4]}, InputError, "must be a tensor; got list"),
+        ({"keys": ["a", "a"]}, InputError, "each feature of the batch once"),
+    ],
+)
+def test_what_is_wrong_with_a_foreign_batch_is_said(other, error, match):
+    bags = trained()
+    before = memory(bags)
+    with pytest.raises(error, match=match):
+        bags(Foreign(by_lengths(1, 1, 1, 1), **other))
+    assert_unchanged(bags, before)
+
+
+def test_outputs_of_the_same_name_are_refused_at_once():
+    tables = [shoal.Table("a", 4, features=["x", "x@b"]), shoal.Table("b", 4, features=["x"])]
+    with pytest.raises(ConfigError, match="'x@b'"):
+        shoal.EmbeddingBagCollection(tables)
+
+
+def test_orders_of_features_are_not_remembered_for_ever():
+    names = list("abcdefgh")
+    bags = shoal.EmbeddingBagCollection([shoal.Table(name, 2) for name in names])
+    for order in itertools.islice(itertools.permutations(names), 200):
+        bags(shoal.KeyedJaggedTensor(list(order), torch.arange(8), lengths=torch.ones(8, dtype=torch.int64)))
+    assert len(bags._group._plans) <= 64

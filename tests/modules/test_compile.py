@@ -337,6 +337,7 @@ def test_the_operators_pass_torchs_own_checks():
     for training in (True, False):
         arguments = (*common, None, 7, training, False, torch.float32)
         torch.library.opcheck(torch.ops.shoal.lookup.default, arguments, test_utils=tests)
-        size = 4 * len(batch["a"].values()) + 3 * len(batch["b"].values())
-        arguments = (sequences._group.name, *common[1:], size, training, False, torch.float32)
+        counts = batch.length_per_key()
+        size = 4 * counts[0] + 3 * counts[1]
+        arguments = (sequences._group.name, *common[1:], counts, size, training, False, torch.float32)
         torch.library.opcheck(torch.ops.shoal.lookup_each.default, arguments, test_utils=tests)

@@ -107,12 +107,12 @@ def test_what_does_not_reach_a_table_that_trains_is_let_through():
 
 
 def test_sums_that_overflow_leave_their_rows_alone_and_raise():
-    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=shoal.SGD(lr=1e-18))])
+    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=shoal.SGD(lr=1e-12))])
     bags(kjt({"a": [[1, 1], [2]]}))
     rows = bags.table("one").lookup([1, 2])
     out = bags(kjt({"a": [[1, 1], [2]]})).values()
     with pytest.raises(NonFiniteError, match="1 of 'one'"):
-        out.backward(torch.tensor([[3e38], [1e18]]).expand(2, 4))
+        out.backward(torch.tensor([[3e38], [4e14]]).expand(2, 4))
     after = bags.table("one").lookup([1, 2])
     assert torch.equal(after[0], rows[0])
     assert torch.isfinite(after).all()
@@ -147,3 +147,52 @@ def test_a_huge_gradient_is_clipped_before_it_is_squared():
     bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=optimizer)])
     bags(kjt({"a": [[1], [2]]})).values().backward(torch.full((2, 4), 1e30))
     assert torch.equal(bags.table("one").state([1, 2])["sum"], torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("huge", [1e20, 3e38])
+def test_a_huge_gradient_is_clipped_to_its_norm(huge):
+    optimizer = shoal.SGD(lr=1.0, clip=shoal.Clip(norm=1.0))
+    bags = shoal.EmbeddingBagCollection(
+        [shoal.Table("one", 4, features=["a"], optimizer=optimizer, init=shoal.Zeros())]
+    )
+    bags(kjt({"a": [[1]]})).values().backward(torch.full((1, 4), huge))
+    torch.testing.assert_close(bags.table("one").lookup([1]), torch.full((1, 4), -0.5))
+
+
+def test_a_huge_row_is_brought_down_to_max_norm():
+    optimizer = shoal.SGD(lr=1e5, max_norm=1.0)
+    bags = shoal.EmbeddingBagCollection(
+        [shoal.Table("one", 4, features=["a"], optimizer=optimizer, init=shoal.Zeros())]
+    )
+    bags(kjt({"a": [[1]]})).values().backward(torch.full((1, 4), 4e14))
+    torch.testing.assert_close(bags.table("one").lookup([1]), torch.full((1, 4), -0.5))
+
+
+@pytest.mark.parametrize("huge", [0.0, 1e-30, 1e-20, 4e14])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        shoal.SGD(lr=9e5, momentum=0.9),
+        shoal.Adagrad(lr=9e5, eps=1e-15),
+        shoal.RowwiseAdagrad(lr=9e5, eps=1e-15),
+        shoal.Adam(lr=9e5, eps=1e-15),
+        shoal.Adam(lr=9e5, eps=1e-15, betas=(0.9, 0.0)),
+        shoal.AdamW(lr=200.0, eps=1e-15),
+        shoal.PartialRowwiseAdam(lr=9e5, eps=1e-15),
+        shoal.Ftrl(lr=1e-6, initial=0.0, beta=1e-15),
+        shoal.Ftrl(lr=9e5, initial=1e-15),
+    ],
+)
+def test_no_accepted_setting_makes_finite_gradients_poison_a_row(optimizer, huge):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4, features=["a"], optimizer=optimizer)])
+    for value in (huge, -huge, 0.0, huge):
+        bags(kjt({"a": [[1]]})).values().backward(torch.full((1, 4), value))
+    bags.load_state_dict(bags.state_dict())  # refuses what is not finite
+
+
+def test_what_reaches_only_empty_bags_does_not_count():
+    bags = trained()
+    grad = torch.ones(2, 11)
+    grad[1, :4] = float("nan")
+    bags(kjt({"a": [[1, 2], []], "b": [[4], [5]], "c": [[6], [6]]})).values().backward(grad)
+    assert bags.table("one").stats().step == 2

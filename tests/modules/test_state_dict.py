@@ -286,3 +286,13 @@ def test_erased_rows_are_not_saved():
     keys = bags.table("item").keys()
     bags.table("item").erase(keys[:2])
     assert torch.equal(bags.state_dict()["embedding_bags.item.weight_id"][:, 0], keys[2:])
+
+
+@pytest.mark.parametrize("column", ["exp_avg_sq", "count"])
+def test_state_that_cannot_be_negative_is_refused(column):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4, optimizer=shoal.Adam())])
+    bags(kjt({"a": [[1, 2]]})).values().sum().backward()
+    state = bags.state_dict()
+    state[f"embedding_bags.a.state.{column}"][1, 0] = -1.0
+    with pytest.raises(StateDictError, match="must not be negative"):
+        bags.load_state_dict(state)

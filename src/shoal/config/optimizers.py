@@ -16,6 +16,10 @@ from shoal.errors import ConfigError
 
 Hyper = dict[str, float | tuple[float, float]]
 
+# Far beyond what trains, and near enough that no accepted setting makes infinity or NaN of finite gradients.
+_LR_BELOW = 1e6
+_LEAST_EPS = 1e-15
+
 
 @value
 class Clip:
@@ -41,11 +45,15 @@ class Clip:
 
 @value
 class Column:
-    """A named run of float32 values in every row, behind its weights, and what they are born with."""
+    """A named run of float32 values in every row, behind its weights, and what they are born with.
+
+    signed: whether values below zero make sense; a sum of squares has none.
+    """
 
     name: str
     width: int
     initial: float = 0.0
+    signed: bool = True
 
     def __post_init__(self) -> None:
         label("Column", "name", self.name)
@@ -53,6 +61,7 @@ class Column:
             self,
             width=integer("Column", "width", self.width, low=1),
             initial=number("Column", "initial", self.initial),
+            signed=flag("Column", "signed", self.signed),
         )
 
 
@@ -91,10 +100,18 @@ class Optimizer(ABC):
     def _where(self) -> str:
         return type(self).__name__
 
-    def _settle_numbers(self, *names: str, above: float = -math.inf, below: float = math.inf) -> None:
+    def _settle_numbers(self, *names: str, low: float = 0.0, above: float = -math.inf, below: float = math.inf) -> None:
         for name in names:
             given = getattr(self, name)
-            settle(self, **{name: number(self._where, name, given, low=0.0, above=above, below=below)})
+            settle(self, **{name: number(self._where, name, given, low=low, above=above, below=below)})
+
+    def _require_decay(self, lr: float, name: str) -> None:
+        """A row is multiplied by 1 - lr * decay in every step, which must not make it grow."""
+        if lr * getattr(self, name) > 2.0:
+            raise ConfigError(
+                f"[{self._where}] {name}: wanted at most 2 / lr, beyond which rows grow without end; got "
+                f"{getattr(self, name)!r} with lr={lr!r}."
+            )
 
 
 @value
@@ -115,8 +132,10 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_numbers("lr", "weight_decay", "decoupled_weight_decay")
+        self._settle_numbers("lr", below=_LR_BELOW)
+        self._settle_numbers("weight_decay", "decoupled_weight_decay")
         self._settle_numbers("momentum", below=1.0)
+        self._require_decay(self.lr, "decoupled_weight_decay")
         if flag("SGD", "nesterov", self.nesterov) and self.momentum == 0.0:
             raise ConfigError("[SGD] nesterov: wanted momentum > 0 beside it; got momentum=0.0. Set momentum=0.9, say.")
 
@@ -143,7 +162,10 @@ class _Accumulating(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_numbers("lr", "eps", "initial", "weight_decay", "decoupled_weight_decay")
+        self._settle_numbers("lr", below=_LR_BELOW)
+        self._settle_numbers("eps", low=_LEAST_EPS)
+        self._settle_numbers("initial", "weight_decay", "decoupled_weight_decay")
+        self._require_decay(self.lr, "decoupled_weight_decay")
 
 
 @value
@@ -151,7 +173,7 @@ class Adagrad(_Accumulating):
     """A learning rate per element: sum += g^2; w -= lr * g / (sqrt(sum) + eps). `sum` is born as `initial`."""
 
     def columns(self, dim: int) -> tuple[Column, ...]:
-        return (Column("sum", dim, self.initial),)
+        return (Column("sum", dim, self.initial, signed=False),)
 
 
 @value
@@ -162,7 +184,7 @@ class RowwiseAdagrad(_Accumulating):
     """
 
     def columns(self, dim: int) -> tuple[Column, ...]:
-        return (Column("sum", 1, self.initial),)
+        return (Column("sum", 1, self.initial, signed=False),)
 
 
 @value
@@ -180,7 +202,9 @@ class _Moments(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_numbers("lr", "eps", "weight_decay")
+        self._settle_numbers("lr", below=_LR_BELOW)
+        self._settle_numbers("eps", low=_LEAST_EPS)
+        self._settle_numbers("weight_decay")
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ConfigError(f"[{self._where}] betas: wanted two numbers, such as (0.9, 0.999); got {self.betas!r}.")
         first, second = (number(self._where, "betas", beta, low=0.0, below=1.0) for beta in self.betas)
@@ -192,7 +216,7 @@ class _Moments(Optimizer):
         return self.bias_correction == "global"
 
     def _count(self) -> tuple[Column, ...]:
-        return (Column("count", 1),) if self.bias_correction == "row" else ()
+        return (Column("count", 1, signed=False),) if self.bias_correction == "row" else ()
 
 
 @value
@@ -206,7 +230,7 @@ class Adam(_Moments):
     """
 
     def columns(self, dim: int) -> tuple[Column, ...]:
-        return (Column("exp_avg", dim), Column("exp_avg_sq", dim), *self._count())
+        return (Column("exp_avg", dim), Column("exp_avg_sq", dim, signed=False), *self._count())
 
 
 @value
@@ -216,8 +240,12 @@ class AdamW(_Moments):
     _: KW_ONLY
     weight_decay: float = 0.01
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_decay(self.lr, "weight_decay")
+
     def columns(self, dim: int) -> tuple[Column, ...]:
-        return (Column("exp_avg", dim), Column("exp_avg_sq", dim), *self._count())
+        return (Column("exp_avg", dim), Column("exp_avg_sq", dim, signed=False), *self._count())
 
 
 @value
@@ -232,9 +260,10 @@ class PartialRowwiseAdam(_Moments):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settle_numbers("decoupled_weight_decay")
+        self._require_decay(self.lr, "decoupled_weight_decay")
 
     def columns(self, dim: int) -> tuple[Column, ...]:
-        return (Column("exp_avg", dim), Column("exp_avg_sq", 1), *self._count())
+        return (Column("exp_avg", dim), Column("exp_avg_sq", 1, signed=False), *self._count())
 
 
 @value
@@ -256,11 +285,16 @@ class Ftrl(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_numbers("lr", above=0.0)  # the formula divides by it
+        self._settle_numbers("lr", low=1e-6, below=_LR_BELOW)  # the formula divides by it
         self._settle_numbers("l1", "l2", "beta", "initial")
+        if self.initial + self.beta + self.l2 < _LEAST_EPS:
+            raise ConfigError(
+                f"[Ftrl] initial: wanted it, beta or l2 at least {_LEAST_EPS:g}, as the first step divides by them; "
+                f"got {self.initial!r}, {self.beta!r} and {self.l2!r}. Leave initial out for 0.1."
+            )
 
     def columns(self, dim: int) -> tuple[Column, ...]:
-        return (Column("z", dim), Column("n", dim, self.initial))
+        return (Column("z", dim), Column("n", dim, self.initial, signed=False))
 
 
 @value

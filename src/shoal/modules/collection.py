@@ -52,7 +52,7 @@ class Collection(nn.Module):
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
         self._output_dtype = output_dtype
         # One output for each feature of each table, in order.
-        self._names = _output_names(self._configs)
+        self._names = _output_names(where, self._configs)
         self._dims = [config.dim for config in self._configs for _ in config.features]
         self._state_dict_limit = parse_size("8GiB")
         self._is_strict = False  # while load_state_dict is
@@ -281,14 +281,21 @@ def _require_cpu(where: str, device: torch.device) -> None:
         )
 
 
-def _output_names(configs: Sequence[Table]) -> list[str]:
+def _output_names(where: str, configs: Sequence[Table]) -> list[str]:
     """A feature's own name, or feature@table where it feeds several tables."""
     names = [name for config in configs for name in config.feature_names]
-    return [
+    outputs = [
         f"{name}@{config.name}" if names.count(name) > 1 else name
         for config in configs
         for name in config.feature_names
     ]
+    for output in outputs:
+        if outputs.count(output) > 1:
+            raise ConfigError(
+                f"[{where}] outputs must have different names; {output!r} is a feature's own name and what another "
+                f"one is called that feeds several tables. Rename the feature."
+            )
+    return outputs
 
 
 def features_of(where: str, features: Any) -> Any:
@@ -297,6 +304,12 @@ def features_of(where: str, features: Any) -> Any:
         raise InputError(f"[{where}] wanted a KeyedJaggedTensor; got {type(features).__name__}.")
     if getattr(features, "variable_stride_per_key", bool)():
         raise InputError(f"[{where}] wanted the same number of bags for every feature; got a variable one.")
-    if features.values().device.type == "meta":  # these would not reach the tables
-        raise DeviceError(f"[{where}] the tables are on cpu; the batch's values are on meta, which holds no ids.")
+    for what in ("values", "offsets", "weights_or_none"):
+        tensor = getattr(features, what)()
+        if tensor is None and what == "weights_or_none":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"[{where}] the batch's {what}() must be a tensor; got {type(tensor).__name__}.")
+        if tensor.device.type == "meta":  # these would not reach the tables
+            raise DeviceError(f"[{where}] the tables are on cpu; the batch's {what}() is on meta, which holds no data.")
     return features

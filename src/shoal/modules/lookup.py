@@ -38,6 +38,21 @@ def _saved(ctx: Any) -> Any:
         ) from error
 
 
+def _hold(ctx: Any, lease: Tensor) -> None:
+    """Keep a lease until its backward, also where a saved-tensor hook puts a copy in its place."""
+    if not torch.compiler.is_compiling():
+        ctx.lease = lease
+
+
+def _released(ctx: Any, lease: Tensor) -> Tensor | None:
+    """What `_hold` kept, to be kept until the update is done. Not that of a forward which checkpointing ran again."""
+    if torch.compiler.is_compiling():
+        return None
+    held: Tensor | None = ctx.lease
+    ctx.lease = None
+    return held if held is not None and int(held) == int(lease) else None
+
+
 class PooledLookup(torch.autograd.Function):
     """[bags, columns]. `anchor` requires a gradient so that autograd calls back; it gets none."""
 
@@ -58,6 +73,7 @@ class PooledLookup(torch.autograd.Function):
             lookup.group, token, lookup.names, values, offsets, weights, columns, lookup.training, True, lookup.dtype
         )
         ctx.save_for_backward(lease, values, offsets, weights)
+        _hold(ctx, lease)
         ctx.group = lookup.group
         # Not a saved tensor: other backwards change it, and autograd refuses saved tensors that were changed.
         ctx.token = update_token
@@ -67,21 +83,29 @@ class PooledLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lease, values, offsets, weights = _saved(ctx)
+        held = _released(ctx, lease)
         wanted = ctx.needs_input_grad[6]
         to_weights = ops.update(ctx.group, ctx.token, lease, values, offsets, weights, [grad], wanted)
+        del held
         return None, None, None, None, None, None, to_weights if wanted else None, None
 
 
 def rows_of_each(
-    token: Tensor, lookup: Lookup, values: Tensor, offsets: Tensor, shapes: Sequence[tuple[int, int]], keep: bool
+    token: Tensor,
+    lookup: Lookup,
+    values: Tensor,
+    offsets: Tensor,
+    counts: Sequence[int],
+    shapes: Sequence[tuple[int, int]],
+    keep: bool,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The rows of every feature, of the given shapes, and the lease."""
+    """The rows of every part, of the given shapes, and the lease. `counts`: keys of each of the batch's features."""
     sizes = [keys * dim for keys, dim in shapes]
     size = 0
     for part in sizes:  # the compiler makes an op of sum() that an exported program cannot be saved with
         size += part
     flat, lease = ops.lookup_each(
-        lookup.group, token, lookup.names, values, offsets, size, lookup.training, keep, lookup.dtype
+        lookup.group, token, lookup.names, values, offsets, counts, size, lookup.training, keep, lookup.dtype
     )
     return tuple(part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)), lease
 
@@ -98,10 +122,12 @@ class EachLookup(torch.autograd.Function):
         lookup: Lookup,
         values: Tensor,
         offsets: Tensor,
+        counts: Sequence[int],
         shapes: Sequence[tuple[int, int]],
     ) -> tuple[Tensor, ...]:
-        outs, lease = rows_of_each(token, lookup, values, offsets, shapes, keep=True)
+        outs, lease = rows_of_each(token, lookup, values, offsets, counts, shapes, keep=True)
         ctx.save_for_backward(lease, values, offsets)
+        _hold(ctx, lease)
         ctx.group = lookup.group
         ctx.token = update_token
         return outs
@@ -110,5 +136,7 @@ class EachLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         lease, values, offsets = _saved(ctx)
+        held = _released(ctx, lease)
         ops.update(ctx.group, ctx.token, lease, values, offsets, None, list(grads), False)
-        return (None,) * 7
+        del held
+        return (None,) * 8

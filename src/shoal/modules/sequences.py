@@ -52,9 +52,9 @@ class EmbeddingCollection(Collection):
         # A feature that the batch lacks is the lookup's to name.
         shapes = [(counts.get(source, 0), dim) for source, dim in zip(self._sources, self._dims, strict=True)]
         if torch.is_grad_enabled() and self.training:
-            outs = EachLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, shapes)  # type: ignore[no-untyped-call]
+            outs = EachLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, keys, shapes)  # type: ignore[no-untyped-call]
         else:
-            outs, _ = rows_of_each(token, lookup, values, offsets, shapes, keep=False)
+            outs, _ = rows_of_each(token, lookup, values, offsets, keys, shapes, keep=False)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)
         results = {}
         for name, source, out in zip(self._names, self._sources, outs, strict=True):

@@ -40,7 +40,7 @@ def load_content(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> T
     weights = entries.floats("weight", getattr(torch, config.dtype), (n, config.dim))
     assert weights is not None
     state = {
-        column.name: entries.floats(f"state.{column.name}", torch.float32, (n, column.width))
+        column.name: entries.floats(f"state.{column.name}", torch.float32, (n, column.width), column.signed)
         for column in config.columns
     }
     scores = entries.floats("score", torch.float64, (n,))
@@ -70,7 +70,7 @@ class _Entries:
             raise self._wrong("weight_id", "must hold each key once", f"{repeated} repeated ones")
         return keys.reshape(-1)
 
-    def floats(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+    def floats(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], signed: bool = True) -> Tensor | None:
         if self._prefix + name not in self._state_dict:
             return None
         values = self._tensor(name, dtype)
@@ -78,6 +78,8 @@ class _Entries:
             raise self._wrong(name, f"must have the shape {shape}", f"{tuple(values.shape)}")
         if not torch.isfinite(values).all():
             raise self._wrong(name, "must be finite", "NaN or infinity")
+        if not signed and (values < 0).any():
+            raise self._wrong(name, "must not be negative", f"{float(values.min())}")
         return values
 
     def step(self) -> int:

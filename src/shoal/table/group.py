@@ -6,6 +6,7 @@ The path of one batch is `lookup`, then `update`; see docs/design.md.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -22,6 +23,9 @@ from shoal.table.lease import Batch, Leases
 from shoal.table.plan import Part, Plan
 
 _INTEGERS = (torch.int32, torch.int64)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# Orders of features that a group remembers. A batch that brings yet another one makes the oldest be forgotten.
+_MOST_PLANS = 64
 
 
 class LossScale(Protocol):
@@ -135,6 +139,7 @@ class Group:
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow."""
+        self._require_float(dtype)
 
         def read(batch: Batch) -> tuple[Tensor, list[int]]:
             plan = batch.plan
@@ -143,12 +148,29 @@ class Group:
         return self._lookup(names, values, offsets, weights, training, keep, read)
 
     def lookup_each(
-        self, names: Sequence[str], values: Tensor, offsets: Tensor, *, training: bool, keep: bool, dtype: torch.dtype
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        counts: Sequence[int],
+        *,
+        training: bool,
+        keep: bool,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Rows of every key of a batch, feature behind feature: (flat [sum of keys * dim], lease)."""
+        """Rows of every key of a batch, feature behind feature: (flat [sum of keys * dim], lease).
+
+        `counts`: how many keys of each feature the caller takes the batch to have.
+        """
+        self._require_float(dtype)
 
         def read(batch: Batch) -> tuple[Tensor, list[int]]:
             bounds = batch.bags.bounds
+            if list(counts) != [end - begin for begin, end in pairwise(bounds)]:
+                raise InputError(
+                    f"[{self.name}] the batch's lengths must agree with its offsets; its features have {list(counts)} "
+                    f"keys by the one and begin at {bounds} by the other. Do not change a batch's tensors in place."
+                )
             size = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in batch.plan.parts)
             return pool_each(batch.plan.lookup, batch.bags, size, dtype, training)
 
@@ -220,11 +242,17 @@ class Group:
                 f"[{self.name}] {len(names)} features must have equally many bags; got {offsets.numel() - 1} bags."
             )
 
+    def _require_float(self, dtype: torch.dtype) -> None:
+        if dtype not in _FLOATS:
+            raise InputError(f"[{self.name}] outputs are float32, float16 or bfloat16; got {dtype}.")
+
     def _plan(self, names: Sequence[str]) -> Plan:
         wanted = tuple(names)
         plan = self._plans.get(wanted)
         if plan is None:
             plan = self._plans[wanted] = Plan(self.tables, wanted)
+            while len(self._plans) > _MOST_PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
         return plan
 
     def _give_birth(self, batch: Batch, lacking: Sequence[int]) -> None:
@@ -269,6 +297,8 @@ class Group:
         self._begin_writing()
         try:
             batch = self._leases.of(lease)
+            self._check_tensors(batch.plan.names, values, offsets, weights)
+            self._check_gradients(batch, grads)
             values, offsets, batch.weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
             bind_again(batch.bags, values, offsets, batch.weights)
             rows = [self._gradient(grad) for grad in grads]
@@ -279,12 +309,28 @@ class Group:
                     plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, batch.keys
                 )
             if batch.training and batch.plan.trained:
-                self._apply(batch, rows)
+                self._apply(batch, rows, offsets)
             batch.applied = True
             self._compact(batch)
             return result
         finally:
             self._lock.unlock()
+
+    def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
+        plan, bounds = batch.plan, batch.bags.bounds
+        wanted = (
+            [(batch.size, plan.columns)]
+            if plan.columns
+            else [(bounds[part.source + 1] - bounds[part.source], part.dim) for part in plan.parts]
+        )
+        if [tuple(grad.shape) for grad in grads] != wanted:
+            raise InputError(
+                f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "
+                f"{[tuple(grad.shape) for grad in grads]}."
+            )
+        for grad in grads:
+            if grad.device.type != "cpu" or not grad.is_floating_point():
+                raise InputError(f"[{self.name}] gradients must be floats on cpu; got {grad.dtype} on {grad.device}.")
 
     @staticmethod
     def _floats(weights: Tensor | None) -> Tensor | None:
@@ -295,10 +341,10 @@ class Group:
         grad = grad.detach().to(torch.float32)
         return grad if grad.stride(-1) == 1 else grad.contiguous()
 
-    def _apply(self, batch: Batch, grads: Sequence[Tensor]) -> None:
+    def _apply(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor) -> None:
         plan, trained = batch.plan, [self.tables[number] for number in batch.plan.trained]
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor()
-        if self._is_skipped(batch, grads):
+        if self._is_skipped(batch, grads, offsets):
             for table in trained:
                 table.counters.add("skipped_backwards")
             self._touch(batch)
@@ -325,18 +371,18 @@ class Group:
             batch.applied = True
             rows = ", ".join(f"{count} of {table.config.name!r}" for table, count in overflowed)
             raise NonFiniteError(
-                f"[{self.name}] gradients are finite, but for some rows their sum or its square is not: {rows}. These "
-                f"rows were left as they were, the others updated. Scale the loss down, or clip."
+                f"[{self.name}] gradients are finite, but for some rows their sum is too large (its norm above 1e15): "
+                f"{rows}. These rows were left as they were, the others updated. Scale the loss down, or clip."
             )
 
-    def _is_skipped(self, batch: Batch, grads: Sequence[Tensor]) -> bool:
+    def _is_skipped(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor) -> bool:
         """Whether NaN or infinity is on its way to the rows, and settings say to skip; raises where they do not."""
         if all(all_finite(grad) for grad in grads) and (batch.weights is None or all_finite(batch.weights)):
             return False
         if self.loss_scale is not None:
             self.loss_scale.found_nonfinite()
             return True
-        reached = [part for part in batch.plan.parts if part.trains and self._is_reached(batch, grads, part)]
+        reached = [part for part in batch.plan.parts if part.trains and self._is_reached(batch, grads, offsets, part)]
         stopped = [part for part in reached if self.tables[part.table].raises]
         if stopped:
             names = sorted({self.tables[part.table].config.name for part in stopped})
@@ -347,17 +393,16 @@ class Group:
             )
         return bool(reached)
 
-    def _is_reached(self, batch: Batch, grads: Sequence[Tensor], part: Part) -> bool:
+    def _is_reached(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor, part: Part) -> bool:
         if batch.weights is not None:
             bounds = batch.bags.bounds
             if not all_finite(batch.weights[bounds[part.source] : bounds[part.source + 1]]):
                 return True
-        grad = (
-            grads[0][:, part.column : part.column + part.dim]
-            if len(grads) == 1
-            else grads[batch.plan.parts.index(part)]
-        )
-        return not all_finite(grad)
+        if not batch.plan.columns:
+            return not all_finite(grads[batch.plan.parts.index(part)])
+        # The gradient of an empty bag goes nowhere.
+        bags = offsets[part.source * batch.size : (part.source + 1) * batch.size + 1]
+        return not all_finite(grads[0][bags.diff() > 0, part.column : part.column + part.dim])
 
     def _compact(self, batch: Batch) -> None:
         """Between leases, give memory of erased rows back: a little in each call."""

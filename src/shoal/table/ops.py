@@ -20,8 +20,8 @@ _library.define(
     "bool training, bool keep, ScalarType dtype) -> (Tensor, Tensor)"
 )
 _library.define(
-    "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, SymInt size, bool training, "
-    "bool keep, ScalarType dtype) -> (Tensor, Tensor)"
+    "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, SymInt[] counts, "
+    "SymInt size, bool training, bool keep, ScalarType dtype) -> (Tensor, Tensor)"
 )
 _library.define(
     "update(str group, Tensor(a!) token, Tensor lease, Tensor values, Tensor offsets, Tensor? weights, Tensor[] grads, "
@@ -66,12 +66,13 @@ def _lookup_each(
     names: Sequence[str],
     values: Tensor,
     offsets: Tensor,
+    counts: Sequence[int],
     size: int,
     training: bool,
     keep: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    return group_named(group).lookup_each(names, values, offsets, training=training, keep=keep, dtype=dtype)
+    return group_named(group).lookup_each(names, values, offsets, counts, training=training, keep=keep, dtype=dtype)
 
 
 def _fake_lookup_each(
@@ -80,6 +81,7 @@ def _fake_lookup_each(
     names: Sequence[str],
     values: Tensor,
     offsets: Tensor,
+    counts: Sequence[int],
     size: int,
     training: bool,
     keep: bool,

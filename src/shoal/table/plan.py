@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shoal import _native
 from shoal.config import Feature
-from shoal.errors import NotFoundError
+from shoal.errors import InputError, NotFoundError
 from shoal.table.host import HostTable
 
 POOLINGS = {"none": _native.Pooling.none, "sum": _native.Pooling.sum, "mean": _native.Pooling.mean}
@@ -29,6 +29,8 @@ class Plan:
 
     def __init__(self, tables: Sequence[HostTable], names: Sequence[str]) -> None:
         sources = {name: number for number, name in enumerate(names)}
+        if len(sources) < len(names):
+            raise InputError(f"[lookup] wanted each feature of the batch once; got {', '.join(map(repr, names))}.")
         self.names = tuple(names)
         self.parts: list[Part] = []
         self.columns = 0
