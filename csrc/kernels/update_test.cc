@@ -526,10 +526,45 @@ void all_finite_sees_every_element() {
   CHECK(all_finite(nullptr, 0, 5, 5, 2) && all_finite(nullptr, 5, 0, 0, 2));
 }
 
+// A table of more than 2^31 slots, of which only the last slab is there.
+void slots_may_use_all_their_bits() {
+  Table real(1, Dtype::f32, 100, 0);
+  Rows rows = real.rows();
+  uint32_t slabs = 1u << (32 - rows.slot_bits);
+  std::vector<char*> pointers(slabs, nullptr);
+  pointers[slabs - 2] = rows.slabs[0];
+  rows.slabs = pointers.data();
+  rows.slab_count = slabs;
+  std::vector<int64_t> keys, offsets = {0};
+  std::vector<uint32_t> slots;
+  for (int64_t i = 0; i < 100; ++i) {
+    keys.push_back(i);
+    slots.push_back((slabs - 2) << rows.slot_bits | real.slots[static_cast<size_t>(i)]);
+    offsets.push_back(i + 1);
+  }
+  std::vector<float> grad(100), before;
+  for (int64_t i = 0; i < 100; ++i) {
+    grad[static_cast<size_t>(i)] = static_cast<float>(i);
+    before.push_back(real.weights(i)[0]);
+  }
+  Bags bags;
+  bags.keys = keys.data();
+  bags.offsets = offsets.data();
+  bags.batch = bags.count = 100;
+  bags.slots = slots.data();
+  UpdateTable table;
+  table.rows = &rows;
+  table.hyper.lr = 1.0f;
+  CHECK(update({table}, {{0, 0, Pooling::sum, grad.data(), 1}}, bags, 2)[0].rows == 100);
+  for (int64_t i = 0; i < 100; ++i)
+    CHECK(real.weights(i)[0] == before[static_cast<size_t>(i)] - static_cast<float>(i), i);
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
+  shoal::slots_may_use_all_their_bits();
   shoal::sgd_agrees_with_a_double_loop();
   shoal::large_batches_agree_too();
   shoal::rows_are_the_same_for_any_threads_and_instruction_set();

@@ -149,7 +149,9 @@ class Collection(nn.Module):
         try:
             probe = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
         except (AssertionError, RuntimeError) as error:  # as torch says that there is no such device
-            raise DeviceError(f"[{self.name}] tables live on cpu in this version and stay there; {error}.") from error
+            raise DeviceError(
+                f"[{self.name}] tables live on cpu in this version and stay there: move the rest of the model; {error}."
+            ) from error
         _require_cpu(self.name, probe.device)
         if probe.dtype != torch.float32:
             raise ConfigError(
