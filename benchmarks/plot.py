@@ -1,6 +1,7 @@
 """The one plotter: a suite's CSV in, its PNG out. python -m benchmarks.plot cpu"""
 
 import argparse
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.measure import OURS
 from benchmarks.record import RESULTS, Row, newest, read
@@ -82,6 +84,14 @@ def _limits(panel: Axes, rows: Sequence[Row]) -> None:
         panel.plot(row.ratio, place, "o", color=color, markersize=4)
     panel.set_yticks(range(len(rows)), [f"{row.case} / {row.contender}" for row in reversed(rows)], fontsize=6)
     panel.set_xscale("log")
+    # Left to itself the axis labels its minor ticks too where it spans few decades, one over the other.
+    low, high = panel.get_xlim()
+    decades = math.log10(high / low)
+    labelled = (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8) if decades < 0.7 else (1, 2, 5) if decades < 2.5 else (1,)
+    panel.xaxis.set_major_locator(LogLocator(subs=labelled))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.tick_params(axis="x", labelsize=7)
     panel.set_title("ratio to the peer (dot) and its limit (bar); green holds", fontsize=9, loc="left")
     panel.grid(axis="x", linewidth=0.3)
     panel.spines[["top", "right"]].set_visible(False)
