@@ -104,23 +104,4 @@ class Kept {
   bool large_;
 };
 
-// A buffer for the length of a scope.
-template <typename T>
-class Scratch {
- public:
-  // Throws std::bad_alloc, as any allocation.
-  explicit Scratch(size_t n) : data_(static_cast<T*>(Buffers::instance().acquire(n * sizeof(T)))) {
-    if (!data_) throw std::bad_alloc();
-  }
-  ~Scratch() { Buffers::instance().release(data_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  T* get() const { return data_; }
-  T& operator[](size_t i) const { return data_[i]; }
-
- private:
-  T* data_;
-};
-
 }  // namespace shoal

@@ -52,7 +52,6 @@ void bind_base(nb::module_& m) {
   nb::enum_<Dtype>(m, "Dtype").value("float32", Dtype::f32).value("float16", Dtype::f16).value("bfloat16", Dtype::bf16);
   nb::class_<Rows>(m, "Rows", "Where a table's rows lie; belongs to its store");
   m.def("output", &output, nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"));
-  m.def("idle_output_bytes", [] { return Buffers::instance().idle_bytes(); });
 
   nb::class_<RwLock>(m, "RwLock", "Shared/exclusive lock that prefers writers")
       .def(nb::init<>())

@@ -41,8 +41,6 @@ class Rows:
 
 def output(rows: int, columns: int, dtype: Dtype) -> object: ...
 
-def idle_output_bytes() -> int: ...
-
 class RwLock:
     """Shared/exclusive lock that prefers writers"""
 
@@ -61,12 +59,6 @@ class DramStore:
 
     @property
     def rows(self) -> Rows: ...
-
-    @property
-    def live(self) -> int: ...
-
-    @property
-    def slabs(self) -> int: ...
 
     @property
     def bytes(self) -> int: ...
