@@ -2,6 +2,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from shoal import _native
+
 # The same examples on every machine: a run that fails can be repeated. No deadline: two test processes share the cores.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=1000)
@@ -12,3 +14,12 @@ settings.load_profile("default")
 def _seeded() -> None:
     """A test alone and the same test among others draw the same numbers."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=_native.isas())
+def isa(request):
+    """Once with each instruction set of this build and machine."""
+    before = _native.isa()
+    assert _native.set_isa(request.param)
+    yield request.param
+    _native.set_isa(before)

@@ -51,14 +51,6 @@ def bits(values: torch.Tensor) -> int:
     return int(values.view(torch.int16)) & 0xFFFF
 
 
-@pytest.fixture(params=_native.isas())
-def isa(request):
-    before = _native.isa()
-    assert _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
-
-
 def test_every_table_of_vectors_is_checked_here():
     printed = set(re.findall(r"<!-- vectors: (.+) -->", TEXT))
     checked = set(re.findall(r"""(?:each|vectors)\("([^"]+)"\)""", Path(__file__).read_text()))

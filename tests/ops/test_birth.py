@@ -13,14 +13,6 @@ KEYS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 12345678901234, -987654321])
 INITS = [shoal.Uniform(-0.3, 0.7), shoal.Normal(0.5, 2.0), shoal.Zeros(), shoal.Constant(-0.125)]
 
 
-@pytest.fixture(params=_native.isas())
-def isa(request):
-    before = _native.isa()
-    assert _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
-
-
 @pytest.mark.parametrize("init", INITS, ids=lambda init: type(init).__name__)
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 16, 63, 64, 65, 200])
 def test_first_rows_are_the_references_bits(isa, init, dim):
