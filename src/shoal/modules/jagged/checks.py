@@ -1,0 +1,69 @@
+"""What the jagged and keyed tensors refuse, in the words of all of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.errors import DeviceError, InputError, NotFoundError
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def position(where: str, keys: list[str], key: str) -> int:
+    """The place of `key` among the keys."""
+    if key not in keys:
+        raise NotFoundError(f"[{where}] wanted one of {', '.join(keys) or 'no keys'}; got {key!r}.")
+    return keys.index(key)
+
+
+def certainly(condition: bool) -> bool:
+    """Whether it holds, as far as is known now.
+
+    The compiler may know a size only when the graph runs. Then no shape is refused here, and the lookup decides.
+    """
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+        return guard_or_false(condition)
+    return condition
+
+
+def require_tensor(where: str, name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        raise InputError(f"[{where}] {name}: wanted a tensor; got {type(given).__name__}.")
+
+
+def require_indices(where: str, name: str, given: Tensor) -> None:
+    require_tensor(where, name, given)
+    if given.dim() != 1 or given.dtype not in _INDEX_DTYPES:
+        raise InputError(
+            f"[{where}] {name}: wanted a 1-D tensor of int32 or int64; got {given.dim()}-D of {given.dtype}."
+        )
+
+
+def require_device(where: str, name: str, given: Tensor, values: Tensor) -> None:
+    if given.device != values.device:
+        raise DeviceError(
+            f"[{where}] {name}: wanted them on {values.device}, as the values; got {given.device}. Use .to(device)."
+        )
+
+
+def require_keys(where: str, keys: Sequence[str]) -> list[str]:
+    if isinstance(keys, str):
+        raise InputError(f"[{where}] keys: wanted a list of names; got the str {keys!r}. Write keys=[{keys!r}].")
+    listed = list(keys)
+    for key in listed:
+        if not isinstance(key, str):
+            raise InputError(f"[{where}] keys: wanted names; got {key!r}.")
+    if len(set(listed)) < len(listed):
+        raise InputError(f"[{where}] keys: wanted each name once; got {listed}.")
+    return listed
+
+
+def require_sum(where: str, lengths: Sequence[int], total: int) -> None:
+    if sum(lengths) != total or any(length < 0 for length in lengths):
+        raise InputError(
+            f"[{where}] lengths: wanted none negative, and a sum of {total}, the number of values; got a sum of "
+            f"{sum(lengths)} with a minimum of {min(lengths, default=0)}."
+        )

@@ -1,0 +1,294 @@
+"""Bags of ids for every key: a batch of sparse features."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.errors import InputError
+from shoal.modules.jagged import pytree
+from shoal.modules.jagged.base import LEAVES, Jagged
+from shoal.modules.jagged.checks import certainly, position, require_indices, require_keys, require_sum
+from shoal.modules.jagged.jagged_tensor import JaggedTensor
+from shoal.modules.jagged.offsets import running_sum
+from shoal.modules.jagged.text import show
+
+
+class KeyedJaggedTensor(Jagged):
+    """A batch of sparse features: for every key a bag of ids per sample.
+
+    keys: names of the features, each once.
+    values: [n] ids, int32 or int64, key by key.
+    weights: [n, ...], one per id, or None.
+    lengths: [len(keys) * stride] ids in each bag, int32 or int64.
+    offsets: [len(keys) * stride + 1]; instead of lengths, or beside them.
+    stride: samples in the batch. It follows from the lengths, unless there are no keys.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+    ) -> None:
+        where = "KeyedJaggedTensor"
+        self._keys = require_keys(where, keys)
+        super().__init__(values, weights, lengths, offsets)
+        require_indices(where, "values", values)
+        bags, count = self._bags(), len(self._keys)
+        if stride is not None and certainly(stride < 0):
+            raise InputError(f"[{where}] stride: wanted 0 or more; got {stride}.")
+        uneven = bags != 0 if count == 0 else bags % count != 0
+        if certainly(uneven) or (stride is not None and certainly(bags != stride * count)):
+            wanted = f"a multiple of the {count} keys" if stride is None else f"{count} keys * stride {stride}"
+            raise InputError(f"[{where}] lengths: wanted as many as {wanted}; got {bags}.")
+        # With keys the stride is read off the lengths, where the compiler can keep it symbolic.
+        self._empty_stride = (stride or 0) if count == 0 else 0
+        self._length_per_key: list[int] | None = None
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None, stride: int | None = None
+    ) -> "KeyedJaggedTensor":
+        """Made from lengths, with its lengths per key known. Waits for the device."""
+        return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=stride).sync()
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None, stride: int | None = None
+    ) -> "KeyedJaggedTensor":
+        """Made from offsets, with its lengths per key known. Waits for the device."""
+        return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride).sync()
+
+    @staticmethod
+    def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> "KeyedJaggedTensor":
+        """One key for each entry; all must have the same number of bags, and weights all or none."""
+        where = "KeyedJaggedTensor.from_jt_dict"
+        if not jt_dict:
+            raise InputError(f"[{where}] wanted at least one entry; got none. Use KeyedJaggedTensor.empty().")
+        parts = [
+            KeyedJaggedTensor([key], part.values(), part.weights_or_none(), part.lengths_or_none(), part._offsets)
+            for key, part in jt_dict.items()
+        ]
+        return _concat(where, parts)
+
+    @staticmethod
+    def concat(kjt_list: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
+        """The keys of all of them, in order; all must have the same stride, and weights all or none."""
+        where = "KeyedJaggedTensor.concat"
+        if not kjt_list:
+            raise InputError(f"[{where}] wanted at least one KeyedJaggedTensor; got none.")
+        return _concat(where, kjt_list)
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> "KeyedJaggedTensor":
+        """No keys and no values; ids are int64 unless `values_dtype` says otherwise."""
+        return KeyedJaggedTensor(
+            keys=[],
+            values=torch.empty(0, dtype=torch.int64 if values_dtype is None else values_dtype, device=device),
+            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+            stride=0,
+        )
+
+    @staticmethod
+    def empty_like(kjt: "KeyedJaggedTensor", device: torch.device | str | None = None) -> "KeyedJaggedTensor":
+        """No keys and no values, with the stride and the types of `kjt`."""
+        device = kjt.device() if device is None else device
+        weights = kjt.weights_or_none()
+        lengths = kjt._offsets if kjt._lengths is None else kjt._lengths
+        assert lengths is not None
+        return KeyedJaggedTensor(
+            keys=[],
+            values=torch.empty(0, dtype=kjt.values().dtype, device=device),
+            weights=None if weights is None else weights.new_empty((0, *weights.shape[1:]), device=device),
+            lengths=torch.empty(0, dtype=lengths.dtype, device=device),
+            stride=kjt.stride(),
+        )
+
+    def keys(self) -> list[str]:
+        """The names of the features, in order."""
+        return list(self._keys)
+
+    def stride(self) -> int:
+        """Samples in the batch."""
+        return self._bags() // len(self._keys) if self._keys else self._empty_stride
+
+    def variable_stride_per_key(self) -> bool:
+        """False: all keys have the same stride."""
+        return False
+
+    def length_per_key(self) -> list[int]:
+        """Ids of each key. Waits for the device the first time."""
+        if self._length_per_key is not None:
+            return list(self._length_per_key)
+        counts = self._count_per_key()
+        if not torch.compiler.is_compiling():
+            require_sum("KeyedJaggedTensor", counts, self._values.shape[0])
+            self._length_per_key = counts
+        return list(counts)
+
+    def length_per_key_or_none(self) -> list[int] | None:
+        """Ids of each key if they are known on the host, else None."""
+        return None if self._length_per_key is None else list(self._length_per_key)
+
+    def offset_per_key(self) -> list[int]:
+        """Where each key starts in the values, with the end of the last behind. Waits for the device the first time."""
+        return running_sum(self.length_per_key())
+
+    def offset_per_key_or_none(self) -> list[int] | None:
+        """Where each key starts if that is known on the host, else None."""
+        return None if self._length_per_key is None else running_sum(self._length_per_key)
+
+    def sync(self) -> "KeyedJaggedTensor":
+        """Find out the lengths per key now. Waits for the device."""
+        self.length_per_key()
+        return self
+
+    def unsync(self) -> "KeyedJaggedTensor":
+        """Forget the lengths per key."""
+        self._length_per_key = None
+        return self
+
+    def split(self, segments: Sequence[int]) -> list["KeyedJaggedTensor"]:
+        """Parts of `segments[i]` consecutive keys each, which together are all keys. Waits for the device."""
+        if any(size < 0 for size in segments) or sum(segments) != len(self._keys):
+            raise InputError(
+                f"[KeyedJaggedTensor.split] segments: wanted sizes that sum to the {len(self._keys)} keys; "
+                f"got {list(segments)}."
+            )
+        bounds = running_sum(segments)
+        return [self._part(start, end) for start, end in pairwise(bounds)]
+
+    def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
+        """The keys at `indices`, in that order. Waits for the device.
+
+        indices_tensor: the same indices as a tensor, which TorchRec can use; here the list is enough.
+        """
+        where = "KeyedJaggedTensor.permute"
+        if any(not 0 <= index < len(self._keys) for index in indices):
+            raise InputError(f"[{where}] indices: wanted from 0 to {len(self._keys) - 1}; got {list(indices)}.")
+        if indices_tensor is not None and indices_tensor.numel() != len(indices):
+            raise InputError(
+                f"[{where}] indices_tensor: wanted the {len(indices)} indices of the list; "
+                f"got {indices_tensor.numel()}."
+            )
+        if not indices:
+            return self._part(0, 0)
+        return _concat(where, [self._part(index, index + 1) for index in indices])
+
+    def to_dict(self) -> dict[str, JaggedTensor]:
+        """Every key's share, by key. Waits for the device."""
+        return {key: self._share(index) for index, key in enumerate(self._keys)}
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """One key's share. Waits for the device."""
+        return self._share(position("KeyedJaggedTensor", self._keys, key))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def to(
+        self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
+    ) -> "KeyedJaggedTensor":
+        """A copy on `device`, its weights as `dtype`; tensors that are so already are shared."""
+        leaves = self._map(lambda leaf: leaf.to(device, non_blocking=non_blocking))
+        if dtype is not None and leaves[1] is not None:
+            leaves[1] = leaves[1].to(dtype)
+        return self._alike(leaves)
+
+    def pin_memory(self) -> "KeyedJaggedTensor":
+        """A copy in page-locked memory."""
+        return self._alike(self._map(lambda leaf: leaf.pin_memory()))
+
+    def _alike(self, leaves: Sequence[Any]) -> "KeyedJaggedTensor":
+        made = _unflatten(leaves, _context(self))
+        made._length_per_key = self._length_per_key
+        return made
+
+    def _count_per_key(self) -> list[int]:
+        count, stride = len(self._keys), self.stride()
+        if count == 0 or stride == 0:
+            return [0] * count
+        if self._lengths is not None:
+            counts: list[int] = self._lengths.reshape(count, stride).sum(dim=1).tolist()
+            return counts
+        bounds: list[int] = self.offsets()[::stride].tolist()
+        return [end - start for start, end in pairwise(bounds)]
+
+    def _part(self, start: int, end: int) -> "KeyedJaggedTensor":
+        stride, offsets = self.stride(), self.offset_per_key()
+        first, last = offsets[start], offsets[end]
+        part = KeyedJaggedTensor(
+            self._keys[start:end],
+            self._values[first:last],
+            None if self._weights is None else self._weights[first:last],
+            lengths=self.lengths()[start * stride : end * stride],
+            stride=stride,
+        )
+        part._length_per_key = self.length_per_key()[start:end]
+        return part
+
+    def _share(self, index: int) -> JaggedTensor:
+        part = self._part(index, index + 1)
+        return JaggedTensor(part._values, part._weights, part._lengths)
+
+    def __repr__(self) -> str:
+        return show(
+            self,
+            keys=self._keys,
+            values=self._values,
+            weights=self._weights,
+            lengths=self._lengths,
+            offsets=self._offsets,
+            stride=self.stride(),
+        )
+
+
+def _concat(where: str, parts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    strides = [part.stride() for part in parts]
+    if any(certainly(stride != strides[0]) for stride in strides):
+        raise InputError(f"[{where}] wanted the same stride in all; got {strides}.")
+    weights = [part._weights for part in parts if part._weights is not None]
+    if weights and len(weights) < len(parts):
+        raise InputError(f"[{where}] wanted weights in all or in none; got them in {len(weights)} of {len(parts)}.")
+    joined = KeyedJaggedTensor(
+        [key for part in parts for key in part._keys],
+        torch.cat([part._values for part in parts]),
+        torch.cat(weights) if weights else None,
+        lengths=torch.cat([part.lengths() for part in parts]),
+        stride=strides[0],
+    )
+    known = [part._length_per_key for part in parts if part._length_per_key is not None]
+    if len(known) == len(parts):
+        joined._length_per_key = [length for lengths in known for length in lengths]
+    return joined
+
+
+def _context(keyed: KeyedJaggedTensor) -> list[Any]:
+    return [keyed._keys, keyed._empty_stride]
+
+
+def _flatten(keyed: KeyedJaggedTensor) -> tuple[list[Any], list[Any]]:
+    return keyed._leaves(), _context(keyed)
+
+
+def _unflatten(leaves: Iterable[Any], context: list[Any]) -> KeyedJaggedTensor:
+    made = KeyedJaggedTensor._from_leaves(list(leaves))
+    made._keys, made._empty_stride = context
+    made._length_per_key = None
+    return made
+
+
+pytree.register(KeyedJaggedTensor, LEAVES, _flatten, _unflatten)
