@@ -8,7 +8,9 @@ import pytest
 import torch
 from jagged_lists import FOUR, VALUES, keyed, lists
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from shoal.modules.jagged import KeyedJaggedTensor, KeyedTensor
@@ -135,6 +137,22 @@ def test_shapes_are_checked_inside_a_compiled_graph_too(compiled):
     g, _ = compiled(lambda values, lengths: KeyedJaggedTensor(["a", "b"], values, lengths=lengths).offsets())
     with pytest.raises(Exception, match="a multiple of the 2 keys; got 3"):
         g(VALUES, torch.tensor([1, 1, 1]))
+
+
+def test_lengths_and_offsets_are_not_compared_where_their_contents_are_not_there(compiled):
+    def f(values, lengths, offsets):
+        return KeyedJaggedTensor(["a", "b"], values, lengths=lengths, offsets=offsets).offsets() * 2
+
+    arguments = (VALUES, FOUR, torch.tensor([0, 1, 2, 2, 3]))
+    wanted = f(*arguments)
+    assert torch.equal(compiled(f)[0](*arguments), wanted)
+    assert torch.equal(torch.vmap(f)(*(one[None] for one in arguments))[0], wanted)
+    for mode in ("real", "fake", "symbolic"):
+        assert torch.equal(make_fx(f, tracing_mode=mode)(*arguments)(*arguments), wanted)
+    assert f(*(one.to("meta") for one in arguments)).shape == (5,)
+    with FakeTensorMode() as fake:
+        traced = [fake.from_tensor(one) for one in arguments]
+    assert f(*traced).shape == (5,)
 
 
 class Offsets(torch.nn.Module):

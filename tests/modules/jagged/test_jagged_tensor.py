@@ -1,5 +1,7 @@
 """JaggedTensor against its plain definition, a list of lists; and what both jagged tensors refuse."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -35,6 +37,28 @@ def test_lengths_and_offsets_may_both_be_given():
     one = JaggedTensor(torch.tensor([5]), lengths=lengths, offsets=offsets)
     assert one.lengths() is lengths
     assert one.offsets() is offsets
+
+
+@pytest.mark.parametrize("dtype", INDEX_DTYPES)
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, 1, 2, 3, 3], "got 3 at 3, where the sum is 2. Give only one of the two"),
+        ([1, 2, 3, 3, 4], "got 1 at 0, where the sum is 0"),
+        ([0, 1, 2, 2, 4], "got 4 at 4, where the sum is 3"),
+        ([0, 1, 2, 2, 3 + 2**32], "got 4294967299 at 4, where the sum is 3"),
+    ],
+)
+def test_lengths_and_offsets_that_disagree_are_refused(dtype, offsets, message):
+    for make in (JaggedTensor, partial(KeyedJaggedTensor, ["a", "b"])):
+        with pytest.raises(InputError, match=f"offsets: wanted the running sums of the lengths, from 0; {message}"):
+            make(VALUES, lengths=FOUR.to(dtype), offsets=torch.tensor(offsets))
+
+
+def test_lengths_whose_sum_wraps_around_do_not_agree():
+    lengths = torch.tensor([2**31 - 1, 1], dtype=torch.int32)
+    with pytest.raises(InputError, match="got -2147483648 at 2, where the sum is 2147483648"):
+        JaggedTensor(VALUES, lengths=lengths, offsets=torch.tensor([0, 2**31 - 1, -(2**31)], dtype=torch.int32))
 
 
 @given(bags=bags_of_ids, desired=st.one_of(st.none(), st.integers(0, 6)), padding=st.integers(-5, 5))

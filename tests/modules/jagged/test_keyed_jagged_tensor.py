@@ -1,5 +1,7 @@
 """KeyedJaggedTensor against its plain definition: lists of lists by key."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -96,6 +98,16 @@ def test_sync_constructors_know_their_lengths_per_key(kjt):
         assert one.sync() is one
         assert one.length_per_key_or_none() == [3, 1]
         assert one.weights() is kjt.weights()
+
+
+def test_lengths_per_key_are_those_of_the_offsets_that_a_lookup_reads():
+    """Tensors are not to be changed; where they were, what was asked before and after still fits together."""
+    for first in (KeyedJaggedTensor.offsets, KeyedJaggedTensor.sync):
+        one = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([2, 1, 0, 1]))
+        first(one)
+        one.lengths()[1:3] = torch.tensor([0, 1])
+        for same in (one, one.to("cpu"), copy.deepcopy(one)):
+            assert same.offsets()[::2].diff().tolist() == same.length_per_key() == [3, 1]
 
 
 def test_lists_that_are_handed_out_are_copies(kjt):

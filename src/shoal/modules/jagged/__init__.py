@@ -10,7 +10,10 @@ Shapes and types are checked here. Contents are not (lengths that are negative o
 looking at them would stall a GPU and break a compiled graph; the lookup checks them. The methods that must know the
 contents on the host say that they wait for the device, and check what they see.
 
-Lengths and offsets are computed from each other when asked for, in the type of the one that was given.
+Lengths and offsets are computed from each other when asked for, in the type of the one that was given. Where both are
+given they must agree; on CPU, outside of compiled graphs, that is checked at once.
+
+Tensors are not copied, and what was computed from them is kept: do not change them in place after construction.
 """
 
 from shoal.modules.jagged.jagged_tensor import JaggedTensor

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InputError
-from shoal.modules.jagged.checks import certainly, require_device, require_indices, require_tensor
+from shoal.modules.jagged.checks import (
+    certainly,
+    require_agreement,
+    require_device,
+    require_indices,
+    require_tensor,
+)
 from shoal.modules.jagged.offsets import to_offsets
 
 T = TypeVar("T", bound="Jagged")
@@ -22,7 +28,7 @@ class Jagged:
     # Both are as given, never computed, so that a pytree has the same leaves whatever has been asked of the tensor.
     _lengths: Tensor | None
     _offsets: Tensor | None
-    # The one of the two that was not given, once it has been asked for.
+    # The one of the two that was not given, once it has been asked for: as true as the given one stays what it was.
     _derived: Tensor | None
 
     def __init__(self, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None) -> None:
@@ -38,11 +44,8 @@ class Jagged:
                 require_device(where, name, tensor, values)
         if offsets is not None and certainly(offsets.shape[0] == 0):
             raise InputError(f"[{where}] offsets: wanted at least one element, the leading 0; got none.")
-        if lengths is not None and offsets is not None and certainly(lengths.shape[0] + 1 != offsets.shape[0]):
-            raise InputError(
-                f"[{where}] offsets: wanted one element more than the {lengths.shape[0]} lengths; "
-                f"got {offsets.shape[0]}. Give only one of the two."
-            )
+        if lengths is not None and offsets is not None:
+            require_agreement(where, lengths, offsets)
         if weights is not None:
             require_tensor(where, "weights", weights)
             if weights.dim() == 0 or certainly(weights.shape[0] != values.shape[0]):

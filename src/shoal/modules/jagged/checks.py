@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from shoal.errors import DeviceError, InputError, NotFoundError
+from shoal.modules.jagged.offsets import to_offsets
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -47,6 +49,37 @@ def require_device(where: str, name: str, given: Tensor, values: Tensor) -> None
         raise DeviceError(
             f"[{where}] {name}: wanted them on {values.device}, as the values; got {given.device}. Use .to(device)."
         )
+
+
+def require_agreement(where: str, lengths: Tensor, offsets: Tensor) -> None:
+    """Lengths and offsets that say the same, as far as that is known without waiting for a device."""
+    if certainly(lengths.shape[0] + 1 != offsets.shape[0]):
+        raise InputError(
+            f"[{where}] offsets: wanted one element more than the {lengths.shape[0]} lengths; "
+            f"got {offsets.shape[0]}. Give only one of the two."
+        )
+    if not (can_be_read(lengths) and can_be_read(offsets)):
+        return
+    # In int64, so that lengths in int32 cannot wrap around to agree.
+    sums = to_offsets(lengths.long())
+    differ = sums != offsets
+    if differ.any():
+        at = int(differ.nonzero()[0])
+        raise InputError(
+            f"[{where}] offsets: wanted the running sums of the lengths, from 0; got {int(offsets[at])} at {at}, where "
+            f"the sum is {int(sums[at])}. Give only one of the two."
+        )
+
+
+def can_be_read(given: Tensor) -> bool:
+    """Whether looking at the contents waits for no device, and is possible: a traced or vmapped tensor has none."""
+    return (
+        not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()
+        and type(given) is Tensor
+        and given.device.type == "cpu"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(given)
+    )
 
 
 def require_keys(where: str, keys: Sequence[str]) -> list[str]:

@@ -19,7 +19,8 @@ class JaggedTensor(Jagged):
     values: [n, ...], of any type.
     weights: [n, ...], or None.
     lengths: values in each bag, int32 or int64.
-    offsets: where each bag starts, with the end of the last behind; instead of lengths, or beside them.
+    offsets: where each bag starts, with the end of the last behind; instead of lengths, or beside them, and then they
+        must agree.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Bags of ids for every key: a batch of sparse features."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,7 @@ class KeyedJaggedTensor(Jagged):
     values: [n] ids, int32 or int64, key by key.
     weights: [n, ...], one per id, or None.
     lengths: [len(keys) * stride] ids in each bag, int32 or int64.
-    offsets: [len(keys) * stride + 1]; instead of lengths, or beside them.
+    offsets: [len(keys) * stride + 1]; instead of lengths, or beside them, and then they must agree.
     stride: samples in the batch. It follows from the lengths, unless there are no keys.
     """
 
@@ -72,7 +72,7 @@ class KeyedJaggedTensor(Jagged):
         if not jt_dict:
             raise InputError(f"[{where}] wanted at least one entry; got none. Use KeyedJaggedTensor.empty().")
         parts = [
-            KeyedJaggedTensor([key], part.values(), part.weights_or_none(), part.lengths_or_none(), part._offsets)
+            KeyedJaggedTensor([key], part.values(), part.weights_or_none(), part.lengths())
             for key, part in jt_dict.items()
         ]
         return _concat(where, parts)
@@ -203,17 +203,19 @@ class KeyedJaggedTensor(Jagged):
         self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> "KeyedJaggedTensor":
         """A copy on `device`, its weights as `dtype`; tensors that are so already are shared."""
-        leaves = self._map(lambda leaf: leaf.to(device, non_blocking=non_blocking))
-        if dtype is not None and leaves[1] is not None:
-            leaves[1] = leaves[1].to(dtype)
-        return self._alike(leaves)
+        made = self._alike(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        if dtype is not None and made._weights is not None:
+            made._weights = made._weights.to(dtype)
+        return made
 
     def pin_memory(self) -> "KeyedJaggedTensor":
         """A copy in page-locked memory."""
-        return self._alike(self._map(lambda leaf: leaf.pin_memory()))
+        return self._alike(lambda tensor: tensor.pin_memory())
 
-    def _alike(self, leaves: Sequence[Any]) -> "KeyedJaggedTensor":
-        made = _unflatten(leaves, _context(self))
+    def _alike(self, change: Callable[[Tensor], Tensor]) -> "KeyedJaggedTensor":
+        made = _unflatten(self._map(change), _context(self))
+        # What is known goes along together: offsets computed anew could differ from the lengths per key.
+        made._derived = None if self._derived is None else change(self._derived)
         made._length_per_key = self._length_per_key
         return made
 
@@ -221,9 +223,11 @@ class KeyedJaggedTensor(Jagged):
         count, stride = len(self._keys), self.stride()
         if count == 0 or stride == 0:
             return [0] * count
-        if self._lengths is not None:
+        if torch.compiler.is_compiling() and self._lengths is not None:
+            # The inductor of torch 2.13 takes slices as long as these sums, and not as long as a difference of offsets.
             counts: list[int] = self._lengths.reshape(count, stride).sum(dim=1).tolist()
             return counts
+        # From the offsets, which are what a lookup reads: even where lengths were changed meanwhile, the two agree.
         bounds: list[int] = self.offsets()[::stride].tolist()
         return [end - start for start, end in pairwise(bounds)]
 
