@@ -279,7 +279,10 @@ def test_checkpointing_inside_the_graph(backend, calls):
         batch = random_kjt(["a"], bags=4, seed=step)
         eager = counted(calls, lambda batch=batch: work(batch).backward())
         assert eager == {"lookup": 2, "lookup_each": 0, "update": 1}
-        assert counted(calls, lambda batch=batch: compiled(batch).backward()) == eager
+        # A compiler may keep what the lookup gave (torch 2.11) or look it up again (2.13), but not update twice.
+        graph = counted(calls, lambda batch=batch: compiled(batch).backward())
+        assert graph == eager | {"lookup": graph["lookup"]}
+        assert graph["lookup"] in (1, 2)
     assert_same_rows(plain, bags)
 
 

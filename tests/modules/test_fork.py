@@ -56,7 +56,8 @@ def without_gpu(test):
 
     @functools.wraps(test)
     def elsewhere():
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::{test.__name__}"]
+        alone = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark"]
+        command = [sys.executable, "-m", "pytest", *alone, f"{__file__}::{test.__name__}"]
         done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "1 passed" in done.stdout, done.stdout
