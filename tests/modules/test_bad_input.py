@@ -267,6 +267,16 @@ def test_outputs_of_another_type_are_refused():
         )
 
 
+def test_the_operator_of_the_other_kind_of_tables_is_refused():
+    batch = by_lengths(1, 1, 1, 1)
+    bags, sequences = trained(), trained_sequences()
+    common = (torch.zeros(1), ["a", "b"], batch.values(), batch.offsets())
+    with pytest.raises(InputError, match="call lookup_each"):
+        ops.lookup(sequences._group.name, *common, None, 8, False, False, torch.float32)
+    with pytest.raises(InputError, match="its tables pool"):
+        ops.lookup_each(bags._group.name, *common, [2, 2], 14, False, False, torch.float32)
+
+
 class Foreign:
     """A batch of another library, as far as it is looked at."""
 

@@ -143,6 +143,8 @@ class Group:
 
         def read(batch: Batch) -> tuple[Tensor, list[int]]:
             plan = batch.plan
+            if not plan.columns:
+                raise InputError(f"[{self.name}] its tables do not pool; call lookup_each.")
             return pool(plan.lookup, batch.bags, batch.size, plan.columns, dtype, training)
 
         return self._lookup(names, values, offsets, weights, training, keep, read)
@@ -166,6 +168,8 @@ class Group:
 
         def read(batch: Batch) -> tuple[Tensor, list[int]]:
             bounds = batch.bags.bounds
+            if batch.plan.columns:
+                raise InputError(f"[{self.name}] its tables pool; call lookup.")
             if list(counts) != [end - begin for begin, end in pairwise(bounds)]:
                 raise InputError(
                     f"[{self.name}] the batch's lengths must agree with its offsets; its features have {list(counts)} "
