@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <set>
+#include <stdexcept>
+#include <string>
 
 #include "base/check.h"
 
@@ -81,6 +83,89 @@ void returns_when_the_slowest_is_done() {
   }
 }
 
+void seats_are_below_the_number_of_threads_and_one_threads_at_a_time() {
+  for (int threads : {1, 2, 3, 7}) {
+    std::vector<std::atomic<int>> in_use(static_cast<size_t>(threads));
+    for (int i = 0; i < 200; ++i)
+      ThreadPool::instance().run(20, threads, [&](int64_t, int seat) {
+        CHECK(seat >= 0 && seat < threads, seat, threads);
+        CHECK(in_use[static_cast<size_t>(seat)].fetch_add(1) == 0, seat, threads);
+        if (i % 10 == 0) std::this_thread::yield();
+        in_use[static_cast<size_t>(seat)].fetch_sub(1);
+      });
+  }
+}
+
+enum class Thrower { caller, helper, all };
+
+// Both threads are in the body before one throws, and the one that does not is still in it some time after.
+void check_throw(Thrower thrower) {
+  std::atomic<int> started{0}, inside{0};
+  int64_t ran[2] = {};
+  std::thread::id caller = std::this_thread::get_id();
+  std::string caught;
+  try {
+    ThreadPool::instance().run(1000000, 2, [&](int64_t, int seat) {
+      ++inside;
+      ++ran[seat];
+      ++started;
+      while (started.load() < 2) std::this_thread::yield();
+      bool on_caller = std::this_thread::get_id() == caller;
+      bool throws = thrower == Thrower::all || (thrower == Thrower::caller) == on_caller;
+      if (!throws) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      --inside;
+      if (throws) throw std::runtime_error(on_caller ? "caller" : "helper");
+    });
+  } catch (const std::runtime_error& error) {
+    caught = error.what();
+  }
+  CHECK(inside.load() == 0, inside.load());
+  CHECK(caught == "caller" || caught == "helper", caught);
+  if (thrower != Thrower::all) CHECK((caught == "caller") == (thrower == Thrower::caller), caught);
+  // The thread that threw began nothing more, and the other hardly.
+  CHECK(ran[0] + ran[1] < 1000, ran[0], ran[1]);
+  check_run(1000, 2);
+}
+
+void an_exception_of_any_thread_reaches_the_caller() {
+  for (int i = 0; i < 100; ++i)
+    for (Thrower thrower : {Thrower::caller, Thrower::helper, Thrower::all}) check_throw(thrower);
+  helpers_help();  // the pool is free again, and has its threads
+}
+
+void an_exception_of_one_thread_alone_ends_the_run() {
+  int64_t ran = 0;
+  try {
+    ThreadPool::instance().run(10, 1, [&](int64_t task) {
+      ++ran;
+      if (task == 3) throw std::bad_alloc();
+    });
+    CHECK(false);
+  } catch (const std::bad_alloc&) {
+  }
+  CHECK(ran == 4, ran);
+}
+
+void exceptions_of_many_callers_stay_apart() {
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 4; ++c)
+    callers.emplace_back([c] {
+      for (int i = 0; i < 500; ++i) {
+        int caught = -1;
+        try {
+          ThreadPool::instance().run(50, 3, [&](int64_t task) {
+            if (task % 7 == i % 7) throw c;
+          });
+        } catch (int from) {
+          caught = from;
+        }
+        CHECK(caught == c, caught, c);
+        check_run(20, 3);
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+}
+
 void callers_do_not_disturb_each_other() {
   std::vector<std::thread> callers;
   for (int c = 0; c < 4; ++c)
@@ -124,6 +209,22 @@ void a_forked_child_has_a_pool_of_its_own() {
   }
 }
 
+void fewer_threads_do_the_work_where_the_system_has_no_more() {
+  // In a child, whose pool has no threads yet: a thread's stack does not fit into what may be mapped.
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    with_memory_limit(1 << 20, [] {
+      for (int i = 0; i < 10; ++i) check_run(100, 4);
+    });
+    check_run(100, 4);
+    helpers_help();
+    std::_Exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0, status);
+}
+
 void a_child_forked_beside_a_busy_pool_works() {
   std::atomic<bool> stop{false};
   std::thread busy([&] {
@@ -158,9 +259,14 @@ int main() {
   shoal::one_thread_is_the_callers_and_goes_in_order();
   shoal::helpers_help();
   shoal::returns_when_the_slowest_is_done();
+  shoal::seats_are_below_the_number_of_threads_and_one_threads_at_a_time();
+  shoal::an_exception_of_any_thread_reaches_the_caller();
+  shoal::an_exception_of_one_thread_alone_ends_the_run();
+  shoal::exceptions_of_many_callers_stay_apart();
   shoal::callers_do_not_disturb_each_other();
   shoal::a_task_may_call_the_pool();
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  shoal::fewer_threads_do_the_work_where_the_system_has_no_more();
   shoal::a_child_forked_beside_a_busy_pool_works();
 #endif
 }
