@@ -15,6 +15,14 @@
 
 namespace shoal {
 
+static Status refused(size_t bytes) {
+  try {
+    return {Code::memory, "the operating system refused " + std::to_string(bytes) + " bytes of memory"};
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 Pages::Pages(Pages&& other) noexcept { *this = std::move(other); }
@@ -42,8 +50,7 @@ Status Pages::map(size_t bytes, Pages* out) {
   size_t size = fits ? round_up(std::max<size_t>(bytes, 1), kHugePage) : 0, padded = size + kHugePage;
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* raw = fits ? mmap(nullptr, padded, PROT_READ | PROT_WRITE, kFlags, -1, 0) : MAP_FAILED;
-  if (raw == MAP_FAILED)
-    return {Code::memory, "the operating system refused " + std::to_string(bytes) + " bytes of memory"};
+  if (raw == MAP_FAILED) return refused(bytes);
   char* begin = static_cast<char*>(raw);
   char* aligned = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(begin), kHugePage));
   if (aligned > begin) munmap(begin, aligned - begin);
@@ -88,6 +95,7 @@ Buffers& Buffers::instance() {
 
 void* Buffers::acquire(size_t bytes) {
   std::lock_guard lock(mutex_);
+  idle_.reserve(kMaxIdle + 1);  // a release must not throw
   auto best = idle_.end();
   for (auto block = idle_.begin(); block != idle_.end(); ++block)
     if (block->pages.size() >= bytes && block->pages.size() <= 2 * bytes + kHugePage &&
@@ -105,7 +113,7 @@ void* Buffers::acquire(size_t bytes) {
   return lent_.back().pages.data();
 }
 
-void Buffers::release(void* data) {
+void Buffers::release(void* data) noexcept {
   std::lock_guard lock(mutex_);
   auto block = std::find_if(lent_.begin(), lent_.end(), [&](const Block& b) { return b.pages.data() == data; });
   if (block == lent_.end()) return;

@@ -52,9 +52,9 @@ class Buffers {
  public:
   static Buffers& instance();
 
-  // Null where the OS has no memory.
+  // Null where the OS has no memory; throws std::bad_alloc where the heap has none.
   void* acquire(size_t bytes);
-  void release(void* data);
+  void release(void* data) noexcept;
   // Bytes kept for reuse.
   size_t idle_bytes();
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -44,14 +45,14 @@ Status PageStock::take(Pages* out) {
   return {};
 }
 
-void PageStock::want(int64_t change) {
+void PageStock::want(int64_t change) noexcept {
   if (change == 0) return;
-  std::vector<Pages> surplus;  // unmapped without the mutex
+  Pages surplus[kMost];  // unmapped without the mutex
   std::lock_guard lock(mutex_);
   wanted_ += change;
   refused_ = false;
-  while (static_cast<int64_t>(ready_.size()) > target()) {
-    surplus.push_back(std::move(ready_.back()));
+  for (Pages* into = surplus; static_cast<int64_t>(ready_.size()) > target(); ++into) {
+    *into = std::move(ready_.back());
     ready_.pop_back();
   }
   if (!has_thread_ && target() > 0) {
@@ -60,6 +61,7 @@ void PageStock::want(int64_t change) {
       has_thread_ = true;
     } catch (const std::system_error&) {
       // Without it pages come when they are touched.
+    } catch (const std::bad_alloc&) {
     }
   }
   changed_.notify_one();

@@ -19,14 +19,15 @@ class PageStock {
   // One huge page: a resident one if there is any, else one that will be when it is touched.
   Status take(Pages* out);
   // Its users' wishes add up to what is kept ready, up to kMost.
-  void want(int64_t change);
+  void want(int64_t change) noexcept;
   int64_t ready();
 
   static constexpr int64_t kMost = 64;  // 128 MiB
 
  private:
   // Never destroyed, as its thread is not joined.
-  PageStock() = default;
+  // Room for all it may hold: neither its thread nor who gives pages back could tell anyone that there is none.
+  PageStock() { ready_.reserve(kMost); }
   int64_t target() const;
   void fill();
 

@@ -1,4 +1,5 @@
-// What a native call says when it cannot do its work. The core throws nothing; bind/ turns a Status into an exception.
+// What a native call says when it cannot do its work. bind/ turns it into an
+// exception. The core itself throws nothing but std::bad_alloc.
 #pragma once
 
 #include <string>
@@ -21,5 +22,8 @@ class [[nodiscard]] Status {
   Code code_ = Code::ok;
   std::string message_;
 };
+
+// Where there may be no memory for a message either: this one is short enough to need none.
+inline Status out_of_memory() { return {Code::memory, "out of memory"}; }
 
 }  // namespace shoal

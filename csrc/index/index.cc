@@ -1,6 +1,7 @@
 #include "index/index.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/page_stock.h"
 
@@ -70,6 +71,15 @@ int64_t Index::bytes_after(int64_t more) const {
 }
 
 Status Index::map_chunks(uint64_t buckets) {
+  // Room for both lists first, or one of them could be longer than the other, and the view point to the one before.
+  const size_t wanted = static_cast<size_t>((buckets + kChunkBuckets - 1) / kChunkBuckets);
+  try {
+    pages_.reserve(wanted);
+    chunks_.reserve(wanted);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+  view_.chunks = chunks_.data();
   while (pages_.size() * kChunkBuckets < buckets) {
     Pages pages;
     bool whole = (pages_.size() + 1) * kChunkBuckets <= buckets || pages_.size() >= kWholeFromChunk;
@@ -77,7 +87,6 @@ Status Index::map_chunks(uint64_t buckets) {
     if (!status.ok()) return status;
     chunks_.push_back(reinterpret_cast<Bucket*>(pages.data()));
     pages_.push_back(std::move(pages));
-    view_.chunks = chunks_.data();  // now: the next chunk may be refused
   }
   return {};
 }
@@ -171,28 +180,36 @@ uint32_t Index::erase(int64_t key) {
   }
 }
 
-// Takes out every entry whose home, at `scale`, is in [from, to).
-void Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
+// Takes out every entry whose home, at `scale`, is in [from, to). False if there is no memory for the list; then they are
+// where they were.
+bool Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
   moving_.clear();
   const bool low = scale == view_.low;
-  for (uint64_t at = from; at < extent_; ++at) {
-    Bucket& here = *view_.at(at);
-    for (uint32_t used = here.used; used; used &= used - 1) {
-      int i = __builtin_ctz(used);
-      uint64_t hash = index_hash(here.keys[i]);
-      uint64_t home = scaled(hash, scale);
-      if ((hash < view_.frontier) != low || home < from || home >= to) continue;
-      moving_.push_back({here.keys[i], hash, here.slots[i]});
-      take_out(home, at, i);
+  try {
+    for (uint64_t at = from; at < extent_; ++at) {
+      Bucket& here = *view_.at(at);
+      for (uint32_t used = here.used; used; used &= used - 1) {
+        int i = __builtin_ctz(used);
+        uint64_t hash = index_hash(here.keys[i]);
+        uint64_t home = scaled(hash, scale);
+        if ((hash < view_.frontier) != low || home < from || home >= to) continue;
+        moving_.push_back({here.keys[i], hash, here.slots[i]});
+        take_out(home, at, i);
+      }
+      if (at + 1 >= to && here.over == 0) break;
     }
-    if (at + 1 >= to && here.over == 0) return;
+  } catch (const std::bad_alloc&) {
+    resettle();
+    return false;
   }
+  return true;
 }
 
-Status Index::resettle() {
+// Puts what was taken out where it belongs now: back, if the frontier is where it was.
+// REQUIRES: memory is mapped for all of it, as it is on the way back and towards the start.
+void Index::resettle() {
   for (const Moving& entry : moving_)
-    if (Status status = place(home_of(view_, entry.hash), entry.key, entry.slot); !status.ok()) return status;
-  return {};
+    if (!place(home_of(view_, entry.hash), entry.key, entry.slot).ok()) __builtin_unreachable();
 }
 
 Status Index::begin_growth(uint64_t buckets) {
@@ -210,11 +227,11 @@ Status Index::grow(uint64_t count) {
   for (uint64_t done = 0; !settled() && done < count; done += kBatch) {
     uint64_t end = scaled(view_.frontier - 1, view_.low) + 1;
     uint64_t begin = end > kBatch ? end - kBatch : 0;
-    collect(view_.low, begin, end);
+    if (!collect(view_.low, begin, end)) return out_of_memory();
     // Room for all of them behind the last bucket, or they go back to where they were.
     Status room = map_chunks(extent_ + moving_.size() / kBucketKeys + 1);
     if (room.ok()) view_.frontier = first_hash(begin, view_.low);
-    if (Status status = resettle(); !status.ok()) return status;
+    resettle();
     if (!room.ok()) return room;
     if (begin == 0) view_.low = view_.high;
   }
@@ -255,10 +272,12 @@ bool Index::shrink(int64_t budget) {
   for (int64_t done = 0; done < budget; done += kBatch) {
     uint64_t begin = scaled(view_.frontier, view_.high);
     uint64_t end = std::min(begin + kBatch, view_.high);
-    collect(view_.high, begin, end);
+    if (!collect(view_.high, begin, end)) {
+      if (view_.frontier == 0) view_.low = view_.high;  // it has not begun
+      return false;
+    }
     view_.frontier = first_hash(end, view_.high);
-    // An entry only moves towards the start, where memory is mapped.
-    if (!resettle().ok()) __builtin_unreachable();
+    resettle();
     if (end == view_.high) {
       view_.high = view_.low;
       release_tail();

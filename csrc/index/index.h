@@ -40,6 +40,7 @@ class Index {
   void reassign(int64_t key, uint32_t slot);
 
   // Gives memory back after many erases; `budget` bounds the buckets looked at. True when there is nothing left to do.
+  // Where there is no memory to do it with, it does less.
   bool shrink(int64_t budget);
 
   // Entries live in buckets [0, extent()); a scan visits them in ranges of its own choice.
@@ -65,8 +66,8 @@ class Index {
   Status place(uint64_t home, int64_t key, uint32_t slot);
   void take_out(uint64_t home, uint64_t at, int which);
   void uncount(uint64_t home, uint64_t at);
-  void collect(uint64_t scale, uint64_t from, uint64_t to);
-  Status resettle();
+  bool collect(uint64_t scale, uint64_t from, uint64_t to);
+  void resettle();
   Status begin_growth(uint64_t buckets);
   Status grow(uint64_t count);
   void release_tail();

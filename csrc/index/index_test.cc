@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/failing_heap.h"
 #include "index/probe.h"
 
 namespace shoal {
@@ -412,6 +413,40 @@ void a_chain_of_more_keys_than_a_bucket_can_count() {
     CHECK(walk.index.find(key_with_hash(kMiddle + static_cast<uint64_t>(i))) != kNoSlot, i);
 }
 
+void no_key_is_lost_where_the_heap_ends() {
+  auto any = [](Random& random) { return static_cast<int64_t>(random.next()); };
+  // From nothing, by doubling, and by a fifth with moves half way: every allocation of a growth is refused once.
+  for (auto [keys, more] : {std::pair<int64_t, int64_t>{0, 100}, {1000, 50000}, {70000, 60000}}) {
+    bool grew = false;
+    for (int64_t allocations = 0; !grew; ++allocations) {
+      Walk walk(9, any);
+      if (keys) walk.insert(keys);
+      Status status;
+      bool threw = !with_heap_for(allocations, [&, n = more] { status = walk.index.reserve(n); });
+      CHECK(!threw, keys, allocations);
+      CHECK(status.ok() || status.code() == Code::memory, keys, allocations);
+      grew = status.ok();
+      walk.verify();
+      walk.insert(more);
+      walk.verify();
+      CHECK(allocations < 1000, keys);
+    }
+  }
+}
+
+void a_shrink_without_memory_loses_nothing_and_can_turn_around() {
+  auto any = [](Random& random) { return static_cast<int64_t>(random.next()); };
+  for (int64_t allocations : {0, 1, 2, 4, 8}) {
+    Walk walk(10, any);
+    CHECK(walk.index.reserve(200000).ok());  // at once: nothing has moved, so no list has room
+    walk.insert(20000);
+    CHECK(with_heap_for(allocations, [&] { walk.index.shrink(3000); }), allocations);
+    walk.verify();
+    walk.insert(300000);
+    walk.verify();
+  }
+}
+
 #if !SHOAL_SANITIZED
 void no_key_is_lost_where_memory_ends() {
   constexpr size_t kMiB = size_t{1} << 20;
@@ -497,6 +532,8 @@ int main() {
   shoal::keys_at_the_boundaries_of_buckets_stay_in_reach();
   shoal::overflow_runs_into_the_next_chunk();
   shoal::a_chain_of_more_keys_than_a_bucket_can_count();
+  shoal::no_key_is_lost_where_the_heap_ends();
+  shoal::a_shrink_without_memory_loses_nothing_and_can_turn_around();
 #if !SHOAL_SANITIZED
   shoal::no_key_is_lost_where_memory_ends();
   shoal::an_insert_that_memory_ends_inserts_nothing();

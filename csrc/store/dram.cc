@@ -58,18 +58,35 @@ Status DramStore::reserve(int64_t more) {
       for (Pages& small : pages_) small.collapse();
     // From here on a slab is at most an eighth of the table; before, one that this call fills wastes nothing either.
     if (slabs() >= kHugeFromSlab || (slabs() + 1) * rows_.rows_per_slab <= wanted) pages.advise_huge();
-    std::vector<uint64_t> bits((rows_.rows_per_slab + 63) / 64, ~uint64_t{0});
-    if (uint32_t rest = rows_.rows_per_slab % 64) bits.back() = (uint64_t{1} << rest) - 1;
-    slabs_.push_back(pages.data());
-    pages_.push_back(std::move(pages));
-    free_.push_back(std::move(bits));
-    free_count_.push_back(rows_.rows_per_slab);
-    // Now: the next slab may be refused.
-    rows_.slabs = slabs_.data();
-    rows_.slab_count = static_cast<uint32_t>(slabs());
+    if (!append(std::move(pages))) return out_of_memory();
     if (grows_by_huge_page()) tell_stock(pages_ahead(slabs()));
   }
   return {};
+}
+
+// All that may be refused comes before the first change, or the lists would differ in length.
+bool DramStore::append(Pages pages) {
+  std::vector<uint64_t> bits;
+  try {
+    bits.assign((rows_.rows_per_slab + 63) / 64, ~uint64_t{0});
+    auto make_room = [](auto& list) {
+      if (list.size() == list.capacity()) list.reserve(std::max<size_t>(8, 2 * list.size()));
+    };
+    make_room(pages_);
+    make_room(free_);
+    make_room(free_count_);
+    make_room(slabs_);  // last: rows_ points into it until all is well
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  if (uint32_t rest = rows_.rows_per_slab % 64) bits.back() = (uint64_t{1} << rest) - 1;
+  slabs_.push_back(pages.data());
+  pages_.push_back(std::move(pages));
+  free_.push_back(std::move(bits));
+  free_count_.push_back(rows_.rows_per_slab);
+  rows_.slabs = slabs_.data();
+  rows_.slab_count = static_cast<uint32_t>(slabs());
+  return true;
 }
 
 void DramStore::take(uint32_t* slots, int64_t n) {

@@ -26,7 +26,7 @@ class DramStore {
   int64_t bytes() const { return bytes_of(slabs(), fresh_); }
   int64_t bytes_after(int64_t more) const;
 
-  // Makes sure that `more` slots can be taken.
+  // Makes sure that `more` slots can be taken. On failure those that could be made are there.
   Status reserve(int64_t more);
   // Takes the n lowest free slots. REQUIRES: reserve(n) succeeded.
   void take(uint32_t* slots, int64_t n);
@@ -43,6 +43,7 @@ class DramStore {
  private:
   int64_t bytes_of(int64_t slabs, int64_t fresh) const;
   bool grows_by_huge_page() const;
+  bool append(Pages pages);
   void tell_stock(int64_t ahead);
   int64_t free_slots() const { return slabs() * rows_.rows_per_slab - live_; }
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/failing_heap.h"
 
 namespace shoal {
 namespace {
@@ -238,6 +239,28 @@ void huge_rows() {
   for (auto [number, slot] : where) CHECK(holds_row(store, slot, number), number);
 }
 
+void no_row_is_lost_where_the_heap_ends() {
+  bool grew = false;
+  for (int64_t allocations = 0; !grew; ++allocations) {
+    DramStore store(64, Dtype::f32, 1);
+    std::vector<uint32_t> slots = take(store, 8 * int64_t{store.rows().rows_per_slab});
+    for (size_t i = 0; i < slots.size(); i += 100) write_row(store, slots[i], i);
+    Status status;
+    CHECK(with_heap_for(allocations, [&] { status = store.reserve(40 * int64_t{store.rows().rows_per_slab}); }));
+    CHECK(status.ok() || status.code() == Code::memory, allocations);
+    grew = status.ok();
+    CHECK(store.rows().slab_count == store.slabs() && store.slabs() >= 8, allocations);
+    std::vector<uint32_t> more = take(store, 40 * int64_t{store.rows().rows_per_slab});
+    write_row(store, more.back(), 1);
+    CHECK(holds_row(store, more.back(), 1), allocations);
+    for (size_t i = 0; i < slots.size(); i += 100) CHECK(holds_row(store, slots[i], i), allocations, i);
+    give(store, more);
+    give(store, slots);
+    CHECK(with_heap_for(0, [&] { store.release_tail(); }) && store.slabs() == 0, allocations);
+    CHECK(allocations < 1000);
+  }
+}
+
 #if !SHOAL_SANITIZED
 void no_row_is_lost_where_memory_ends() {
   for (size_t extra = 0; extra < 80; extra += 4) {
@@ -268,6 +291,7 @@ int main() {
   shoal::compaction_keeps_the_rows_and_frees_the_slabs();
   shoal::an_emptied_store_takes_nothing_and_can_be_filled_again();
   shoal::huge_rows();
+  shoal::no_row_is_lost_where_the_heap_ends();
 #if !SHOAL_SANITIZED
   shoal::no_row_is_lost_where_memory_ends();
 #endif
