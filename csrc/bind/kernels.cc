@@ -34,6 +34,7 @@ static std::vector<std::tuple<int64_t, int64_t, int64_t>> update_rows(const std:
                                                                       const std::vector<Gradient>& grads,
                                                                       const BoundBags& bags, int threads) {
   std::vector<std::tuple<int64_t, int64_t, int64_t>> left_out;
+  left_out.reserve(tables.size());  // before rows change
   std::vector<UpdateCounts> counts = update(tables, with_gradients(bound, grads), bags.bags(), threads);
   for (size_t t = 0; t < counts.size(); ++t)
     if (counts[t].dropped || counts[t].nonfinite)

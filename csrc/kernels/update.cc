@@ -15,6 +15,8 @@ namespace shoal {
 static constexpr int64_t kPairsPerPart = 2048;  // 16 KiB: a part is sorted in the first-level cache
 static constexpr int64_t kPairsPerChunk = 8192;
 static constexpr int64_t kMaxParts = 1024;
+static constexpr int64_t kSharedPairs = 4 * kPairsPerPart;
+static constexpr int64_t kLinePairs = 64 / sizeof(uint64_t);
 
 namespace {
 
@@ -46,6 +48,48 @@ bool is_direct(const UpdateTable& table, const std::vector<GradientRow>& feature
   return features.size() == 1 && !bags.weights && features[0].feature->pooling != Pooling::mean &&
          table.rows->dtype == Dtype::f32;
 }
+
+// Room for all pairs, and for what a thread needs to sort a part and to walk it: one buffer, as an allocation that fails
+// after the first row has changed would leave half a step.
+class Workspace {
+ public:
+  // Part p has pairs [part_begin[p], part_begin[p + 1]).
+  Workspace(const std::vector<int64_t>& part_begin, int64_t scratch_floats, int threads)
+      : threads_at_(part_begin.back() + kLinePairs),
+        scratch_at_(shared_pairs(part_begin)),
+        // A line between the threads' areas, so that none is written by two.
+        stride_(scratch_at_ + (scratch_floats + 1) / 2 + kLinePairs),
+        large_at_(part_begin.size() - 1, 0) {
+    int64_t at = threads_at_ + stride_ * threads;
+    for (size_t p = 0; p < large_at_.size(); ++p)
+      if (int64_t n = part_begin[p + 1] - part_begin[p]; n > scratch_at_) {
+        large_at_[p] = at;
+        at += n;
+      }
+    memory_ = Kept<uint64_t>(static_cast<size_t>(at));
+  }
+
+  uint64_t* pairs() const { return memory_.get(); }
+  // As many pairs as the part has. Those of a usual part lie in the thread's area, which stays in its cache.
+  uint64_t* spare(int64_t part, int seat) const {
+    int64_t large = large_at_[static_cast<size_t>(part)];
+    return memory_.get() + (large ? large : threads_at_ + stride_ * seat);
+  }
+  float* scratch(int seat) const {
+    return reinterpret_cast<float*>(memory_.get() + threads_at_ + stride_ * seat + scratch_at_);
+  }
+
+ private:
+  static int64_t shared_pairs(const std::vector<int64_t>& part_begin) {
+    int64_t most = 0;
+    for (size_t p = 1; p < part_begin.size(); ++p) most = std::max(most, part_begin[p] - part_begin[p - 1]);
+    return std::min(most, kSharedPairs);
+  }
+
+  int64_t threads_at_, scratch_at_, stride_;
+  std::vector<int64_t> large_at_;  // of parts that do not fit into a thread's area; 0 for the others
+  Kept<uint64_t> memory_{0};
+};
 
 // body(position, bag) for the positions [begin, end) of a feature whose bags begin at `first`.
 template <typename Body>
@@ -131,7 +175,11 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   }
   bool all_direct = std::all_of(split.begin(), split.end(), [](const TableParts& table) { return table.direct; });
   Kept<uint32_t> bag_of(all_direct ? 0 : static_cast<size_t>(positions));
-  Kept<uint64_t> pairs(static_cast<size_t>(part_begin.back()));
+  int64_t scratch_floats = 0;
+  for (const UpdateTable& table : tables)
+    scratch_floats = std::max(scratch_floats, update_scratch_floats(table.rows->dim));
+  Workspace workspace(part_begin, scratch_floats, threads);
+  uint64_t* pairs = workspace.pairs();
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     const TableParts& table = split[static_cast<size_t>(chunk.table)];
@@ -140,7 +188,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
     auto put = [&](int64_t at, int64_t low) {
       if (uint32_t slot = slots[at]; slot != kNoSlot)
-        pairs.get()[next[static_cast<uint64_t>(slot) >> table.shift]++] =
+        pairs[next[static_cast<uint64_t>(slot) >> table.shift]++] =
             static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(low);
     };
     int64_t first = feature.source * bags.batch;
@@ -160,16 +208,14 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     for (int64_t p = 0; p < split[t].parts; ++p)
       table_of[static_cast<size_t>(split[t].first_part + p)] = static_cast<int64_t>(t);
   const UpdateKernel& kernel = update_kernel();
-  pool.run(part_count, threads, [&](int64_t p) {
+  // From here on rows change: nothing may throw.
+  pool.run(part_count, threads, [&](int64_t p, int seat) {
     size_t t = static_cast<size_t>(table_of[static_cast<size_t>(p)]);
     int64_t begin = part_begin[static_cast<size_t>(p)], n = part_begin[static_cast<size_t>(p) + 1] - begin;
     if (n == 0) return;
-    auto spare = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(n));
-    auto scratch =
-        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(update_scratch_floats(tables[t].rows->dim)));
-    const uint64_t* sorted = sort_by_slot(pairs.get() + begin, spare.get(), n, split[t].shift);
+    const uint64_t* sorted = sort_by_slot(pairs + begin, workspace.spare(p, seat), n, split[t].shift);
     UpdatePart part{&tables[t], split[t].features.data(), split[t].direct, bag_of.get()};
-    UpdateCounts did = kernel.run(part, bags, sorted, n, scratch.get());
+    UpdateCounts did = kernel.run(part, bags, sorted, n, workspace.scratch(seat));
     auto add = [](int64_t& total, int64_t n) { std::atomic_ref(total).fetch_add(n, std::memory_order_relaxed); };
     add(counts_of[t].rows, did.rows);
     add(counts_of[t].dropped, did.dropped);

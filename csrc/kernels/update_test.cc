@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/failing_heap.h"
 #include "kernels/rounding_isa.h"
 #include "kernels/rows_io.h"
 #include "store/dram.h"
@@ -560,6 +561,56 @@ void slots_may_use_all_their_bits() {
     CHECK(real.weights(i)[0] == before[static_cast<size_t>(i)] - static_cast<float>(i), i);
 }
 
+void an_update_without_memory_changes_no_row() {
+  for (int threads : {1, 2, 4})
+    for (bool weighted : {false, true}) {
+      Table one(16, Dtype::f32, 50000, 16), two(16, Dtype::bf16, 3000, 16);
+      Batch batch(11, 4000, 10, 16, {Pooling::sum, Pooling::mean}, {&one, &two});
+      std::vector<UpdateTable> tables(2);
+      tables[0].rows = &one.rows();
+      tables[1].rows = &two.rows();
+      for (UpdateTable& table : tables) {
+        table.optimizer = Optimizer::adagrad;
+        table.hyper.lr = 0.1f;
+      }
+      std::vector<UpdateFeature> features = {batch.feature(0, 0), batch.feature(1, 1)};
+      std::string before = one.snapshot() + two.snapshot();
+      for (int64_t allocations = 0;; ++allocations) {
+        CHECK(allocations < 1000);
+        if (with_heap_for(allocations, [&] { update(tables, features, batch.bags(weighted), threads); })) break;
+        CHECK(one.snapshot() + two.snapshot() == before, threads, weighted, allocations);
+      }
+      CHECK(one.snapshot() + two.snapshot() != before);
+    }
+}
+
+// All gradients for one row of many: a part that fits into no thread's area.
+void a_part_may_hold_the_whole_batch() {
+  constexpr int32_t kDim = 4;
+  constexpr int64_t kBags = 40000;
+  for (int threads : {1, 3}) {
+    Table table(kDim, Dtype::f32, 200000, 0);
+    std::vector<int64_t> keys(kBags, 7), offsets;
+    std::vector<uint32_t> slots(kBags, table.slots[7]);
+    slots[5] = table.slots[9];
+    slots[6] = table.slots[199999];
+    for (int64_t i = 0; i <= kBags; ++i) offsets.push_back(i);
+    std::vector<float> grad(kBags * kDim, 1.0f);
+    Bags bags;
+    bags.keys = keys.data();
+    bags.offsets = offsets.data();
+    bags.batch = kBags;
+    bags.slots = slots.data();
+    UpdateTable settings;
+    settings.rows = &table.rows();
+    settings.hyper.lr = 1.0f;
+    float hot = table.weights(7)[0], cold = table.weights(9)[1], last = table.weights(199999)[2];
+    update({settings}, {{0, 0, Pooling::sum, grad.data(), kDim}}, bags, threads);
+    CHECK(table.weights(7)[0] == hot - static_cast<float>(kBags - 2), table.weights(7)[0]);
+    CHECK(table.weights(9)[1] == cold - 1.0f && table.weights(199999)[2] == last - 1.0f);
+  }
+}
+
 }  // namespace
 }  // namespace shoal
 
@@ -577,4 +628,6 @@ int main() {
   shoal::the_last_position_counts();
   shoal::a_feature_of_two_tables_updates_both();
   shoal::all_finite_sees_every_element();
+  shoal::an_update_without_memory_changes_no_row();
+  shoal::a_part_may_hold_the_whole_batch();
 }
