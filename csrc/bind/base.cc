@@ -1,3 +1,6 @@
+#include <exception>
+#include <new>
+
 #include "base/cpu.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -8,14 +11,32 @@
 
 namespace shoal {
 
+static constexpr const char* kOutOfMemoryAdvice =
+    ". Free memory, use smaller batches, or bound the tables with Table(tiers=[Dram(...)]).";
+
 void raise(const Status& status) {
   if (status.ok()) return;
   const char* name = status.code() == Code::memory     ? "OutOfMemoryError"
                      : status.code() == Code::capacity ? "CapacityError"
                                                        : "InputError";
   nb::object type = nb::module_::import_("shoal.errors").attr(name);
-  PyErr_SetString(type.ptr(), status.message().c_str());
+  std::string message = status.message();
+  if (status.code() == Code::memory) message += kOutOfMemoryAdvice;
+  PyErr_SetString(type.ptr(), message.c_str());
   throw nb::python_error();
+}
+
+// Out of C++ it would be a bare MemoryError("std::bad_alloc"). Nothing here throws: memory is short.
+static void translate_bad_alloc(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    PyObject* errors = PyImport_ImportModule("shoal.errors");
+    PyObject* type = errors ? PyObject_GetAttrString(errors, "OutOfMemoryError") : nullptr;
+    if (type) PyErr_Format(type, "the operating system refused memory for a call's own use%s", kOutOfMemoryAdvice);
+    Py_XDECREF(type);
+    Py_XDECREF(errors);
+  }
 }
 
 // A large output from the reusable buffers: [rows, columns] of 2 or 4-byte floats.
@@ -31,6 +52,8 @@ static nb::object output(size_t rows, size_t columns, Dtype dtype) {
 }
 
 void bind_base(nb::module_& m) {
+  nb::register_exception_translator(translate_bad_alloc);
+
   m.def("isas", &available_isas, "Instruction sets this build and machine have, lowest first");
   m.def("isa", [] { return isa_name(active_isa()); }, "The instruction set in use");
   m.def("set_isa", &set_isa, nb::arg("name"), "Use another one; false if it is not there");

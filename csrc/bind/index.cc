@@ -1,9 +1,16 @@
+#include <algorithm>
+
 #include "base/thread_pool.h"
 #include "bind/bind.h"
 #include "index/batch.h"
 
 namespace shoal {
 
+static void forget(Index& index, const Vector<const int64_t>& keys) {
+  for (size_t i = 0; i < keys.shape(0); ++i) index.erase(keys.data()[i]);
+}
+
+// All of them, or none.
 static void insert_all(const std::vector<Index*>& indexes, const std::vector<Vector<const int64_t>>& keys,
                        const std::vector<Vector<int32_t>>& slots, int threads) {
   std::vector<Status> statuses(indexes.size());
@@ -13,6 +20,8 @@ static void insert_all(const std::vector<Index*>& indexes, const std::vector<Vec
       size_t i = size_t(t);
       statuses[i] = indexes[i]->insert(keys[i].data(), slots_of(slots[i]), int64_t(keys[i].shape(0)));
     });
+    if (!std::all_of(statuses.begin(), statuses.end(), [](const Status& status) { return status.ok(); }))
+      for (size_t i = 0; i < indexes.size(); ++i) forget(*indexes[i], keys[i]);
   }
   for (const Status& status : statuses) raise(status);
 }
@@ -63,9 +72,13 @@ void bind_index(nb::module_& m) {
       .def(
           "erase",
           [](Index& index, Vector<const int64_t> keys, Vector<int32_t> slots) {
-            for (size_t i = 0; i < keys.shape(0); ++i) slots_of(slots)[i] = index.erase(keys.data()[i]);
+            int64_t erased = 0;
+            for (size_t i = 0; i < keys.shape(0); ++i)
+              if (uint32_t slot = index.erase(keys.data()[i]); slot != kNoSlot) slots_of(slots)[erased++] = slot;
+            return erased;
           },
-          nb::arg("keys"), nb::arg("slots"), Released(), "slots[i] = the slot key i had, or -1")
+          nb::arg("keys"), nb::arg("slots"), Released(), "How many there were; slots begins with theirs")
+      .def("forget", &forget, nb::arg("keys"), Released(), "Erase, where nobody asks for the slots")
       .def(
           "reassign",
           [](Index& index, Vector<const int64_t> keys, Vector<int32_t> slots) {

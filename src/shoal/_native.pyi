@@ -105,8 +105,11 @@ class Index:
 
     def bytes_after(self, more: int) -> int: ...
 
-    def erase(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None:
-        """slots[i] = the slot key i had, or -1"""
+    def erase(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> int:
+        """How many there were; slots begins with theirs"""
+
+    def forget(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Erase, where nobody asks for the slots"""
 
     def reassign(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 

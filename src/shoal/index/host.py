@@ -51,10 +51,13 @@ class HostIndex:
         insert([self], [keys], [slots])
 
     def erase(self, keys: Tensor) -> Tensor:
-        """Forget keys; returns the slot each had, or -1."""
+        """Forget keys; returns the slots of those that were there."""
         slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
-        self.native.erase(keys, slots)
-        return slots
+        return slots[: self.native.erase(keys, slots)]
+
+    def forget(self, keys: Tensor) -> None:
+        """The same where nobody asks for the slots; takes no memory."""
+        self.native.forget(keys)
 
     def reassign(self, keys: Tensor, slots: Tensor) -> None:
         """Give present keys other slots."""
@@ -83,9 +86,4 @@ def insert(indexes: Sequence[HostIndex], keys: Sequence[Tensor], slots: Sequence
     """Give absent keys, each once, their slots. If there is no memory, no key is added."""
     natives = [index.native for index in indexes]
     _native.reserve(natives, [len(k) for k in keys], get_num_threads())
-    try:
-        _native.insert(natives, keys, slots, get_num_threads())
-    except BaseException:
-        for index, absent in zip(indexes, keys, strict=True):
-            index.erase(absent)
-        raise
+    _native.insert(natives, keys, slots, get_num_threads())
