@@ -137,3 +137,77 @@ def test_memory_that_the_system_refuses_is_an_error_and_nothing_changes():
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("alive\n")
     assert "refused" in result.stdout
+
+
+# A feature of four tables, two threads, and limits that end memory in different places: in the output, in the lists of
+# missing keys, in slabs, in indexes, in the gradient, in the sort of the update.
+OUT_OF_MEMORY_IN_THREADS = """
+    import resource
+    import torch
+    import shoal
+
+    torch.set_num_threads(2)
+    shoal.set_num_threads(2)
+    KEYS = 1_000_000
+
+    def collection():
+        adagrad = shoal.Adagrad(lr=0.1)
+        return shoal.EmbeddingBagCollection(
+            [shoal.Table(f"t{n}", 16, features=["a"], optimizer=adagrad) for n in range(4)], seed=1
+        )
+
+    def batch(first, n):
+        offsets = torch.arange(0, n + 1, 10)
+        made = shoal.KeyedJaggedTensor(["a"], torch.arange(first, first + n), offsets=offsets)
+        made.offsets()
+        return made
+
+    def content(bags):
+        stats = [handle.stats() for handle in bags.tables().values()]
+        return dict(bags.state_dict()), [(s.rows, s.step, dict(s.counters)) for s in stats]
+
+    def assert_same(bags, before):
+        rows, stats = content(bags)
+        assert stats == before[1], (stats, before[1])
+        assert rows.keys() == before[0].keys() and all(torch.equal(rows[name], before[0][name]) for name in rows)
+
+    def refusals(bags, limits, call):
+        before = content(bags)
+        refused = []
+        for extra in limits:
+            mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + extra * 2**20, -1))
+            try:
+                call()
+                break
+            except shoal.errors.OutOfMemoryError as error:
+                refused.append(extra)
+                assert str(error).startswith("[") and "Free memory" in str(error), error
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+            assert_same(bags, before)
+        return refused
+
+    bags, twin = collection(), collection()
+    small, large = batch(-1000, 1000), batch(0, KEYS)
+    for each in (bags, twin):
+        each(small).values().sum().backward()
+
+    limits = [1, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192]
+    assert refusals(bags, limits, lambda: bags(large)) == limits
+    out = bags(large).values()
+    refused = refusals(bags, [1, 8, 32, 64, 1000], lambda: out.sum().backward())
+    assert 1 < len(refused) < 5, refused
+    twin(large).values().sum().backward()
+    assert_same(bags, content(twin))
+    print("alive")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits address space as Linux does")
+def test_memory_that_ends_on_any_thread_is_an_error_and_nothing_changes():
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(OUT_OF_MEMORY_IN_THREADS)], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("alive\n")

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Table, get_num_threads
-from shoal.errors import DeviceError, ForkError, InputError, NonFiniteError
-from shoal.index import insert
+from shoal.errors import DeviceError, ForkError, InputError, NonFiniteError, OutOfMemoryError
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
-from shoal.table.host import HostTable
+from shoal.table.host import HostTable, births
 from shoal.table.lease import Batch, Leases
 from shoal.table.plan import Part, Plan
 
@@ -26,6 +25,11 @@ _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Orders of features that a group remembers. A batch that brings yet another one makes the oldest be forgotten.
 _MOST_PLANS = 64
+
+
+def _is_refused_memory(error: Exception) -> bool:
+    # torch has no class for it on CPU.
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 class LossScale(Protocol):
@@ -71,6 +75,9 @@ class Group:
         self._begin_reading()
         try:
             yield
+        except (MemoryError, RuntimeError) as error:
+            self._raise_if_refused(error)
+            raise
         finally:
             self._lock.unlock()
 
@@ -80,8 +87,23 @@ class Group:
         self._begin_writing()
         try:
             yield
+        except (MemoryError, RuntimeError) as error:
+            self._raise_if_refused(error)
+            raise
         finally:
             self._lock.unlock()
+
+    def _raise_if_refused(self, error: Exception) -> None:
+        """Memory that was refused, to whomever, is an OutOfMemoryError that says where."""
+        if not _is_refused_memory(error):
+            return
+        text = str(error)
+        if not isinstance(error, OutOfMemoryError):
+            text = (
+                "the operating system refused memory for a tensor. Free memory, use smaller batches, or bound the "
+                "tables with Table(tiers=[Dram(...)])."
+            )
+        raise OutOfMemoryError(f"[{self.name}] {text}") from error
 
     def _begin_reading(self) -> None:
         self._in_own_process()
@@ -191,13 +213,13 @@ class Group:
         read: Callable[[Batch], tuple[Tensor, list[int]]],
     ) -> tuple[Tensor, Tensor]:
         self._check_tensors(names, values, offsets, weights)
-        values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
         # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it points to.
         if training or keep:
             self._begin_writing()
         else:
             self._begin_reading()
         try:
+            values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
             plan = self._plan(names)
             bags = bags_of(values, offsets, weights, len(names), plan.copies)
             size = (offsets.numel() - 1) // max(len(names), 1)
@@ -205,7 +227,6 @@ class Group:
             out, lacking = read(batch)
             if lacking:
                 self._give_birth(batch, lacking)
-                bags.finish(get_num_threads())
             trains = training and bool(plan.trained)
             if trains:
                 batch.scores = [float(table.step) for table in self.tables]
@@ -215,6 +236,9 @@ class Group:
                 self._touch(batch)
                 self._compact(batch)
             return out, Leases.none()
+        except (MemoryError, RuntimeError) as error:
+            self._raise_if_refused(error)
+            raise
         finally:
             self._lock.unlock()
 
@@ -260,26 +284,17 @@ class Group:
         return plan
 
     def _give_birth(self, batch: Batch, lacking: Sequence[int]) -> None:
-        """Rows for the keys that no table has. All tables have room, or nothing changes."""
+        """Rows for the keys that no table has, then what waited for them. All of it, or nothing changes."""
         parts: dict[int, list[tuple[int, int]]] = {}
         for part, lacks in zip(batch.plan.parts, lacking, strict=True):
             if lacks and part.trains:
                 parts.setdefault(part.table, []).append((part.source, part.copy))
         tables = [self.tables[number] for number in parts]
         new = batch.bags.missing(list(parts.values()), get_num_threads())
-        for table, count in zip(tables, new.counts, strict=True):
-            table.make_room(count)
-        slots = [table.storage.take(count) for table, count in zip(tables, new.counts, strict=True)]
-        keys = [new.keys(at) for at in range(len(tables))]
-        try:
-            insert([table.index for table in tables], keys, slots)
-        except BaseException:
-            for table, taken in zip(tables, slots, strict=True):
-                table.storage.give(taken)
-            raise
-        for at, (table, born, taken) in enumerate(zip(tables, keys, slots, strict=True)):
-            table.born(born, taken)
-            batch.bags.fill(new, at, taken)
+        with births(tables, [new.keys(at) for at in range(len(tables))]) as slots:
+            for at, taken in enumerate(slots):
+                batch.bags.fill(new, at, taken)
+            batch.bags.finish(get_num_threads())
 
     # ---- backward
 
@@ -317,6 +332,9 @@ class Group:
             batch.applied = True
             self._compact(batch)
             return result
+        except (MemoryError, RuntimeError) as error:
+            self._raise_if_refused(error)
+            raise
         finally:
             self._lock.unlock()
 
@@ -412,4 +430,9 @@ class Group:
         """Between leases, give memory of erased rows back: a little in each call."""
         if all(other.applied for other in self._leases.live()):
             for table in self.tables:
-                table.compact(batch.keys // len(self.tables))
+                try:
+                    table.compact(batch.keys // len(self.tables))
+                except (MemoryError, RuntimeError) as error:
+                    # The batch is done, and there is another one to do this after.
+                    if not _is_refused_memory(error):
+                        raise

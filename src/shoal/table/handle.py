@@ -73,8 +73,8 @@ class TableHandle:
         weights = self._rows("assign", rows, len(wanted))
         with self._group.writing():
             distinct, inverse = torch.unique(wanted, return_inverse=True)
-            slots = self._table.upsert(distinct)
-            self._table.storage.write(slots[inverse].contiguous(), weights)
+            with self._table.upserting(distinct) as slots:
+                self._table.storage.write(slots[inverse].contiguous(), weights)
 
     def erase(self, keys: Tensor | Sequence[int]) -> int:
         """Remove the rows of keys; returns how many there were."""

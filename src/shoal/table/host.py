@@ -1,6 +1,7 @@
 """One table in host memory: an index, a storage, an optimizer's settings and what happened so far."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,32 +99,30 @@ class HostTable:
                 )
         self.storage.reserve(more)
 
-    def born(self, keys: Tensor, slots: Tensor) -> None:
+    def write_first(self, keys: Tensor, slots: Tensor) -> None:
         """Write the first rows of new keys at their slots."""
         birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), keys, slots)
-        self.counters.add("births", len(keys))
 
-    def upsert(self, keys: Tensor) -> Tensor:
-        """Slots of distinct keys; those without a row are born."""
+    @contextmanager
+    def upserting(self, keys: Tensor) -> Iterator[Tensor]:
+        """Slots of distinct keys; those without a row are born, and are gone again if the body raises."""
         slots = self.index.find(keys)
         new = slots == NO_SLOT
         if new.any():
-            new_keys = keys[new]
-            self.make_room(len(new_keys))
-            new_slots = self.storage.take(len(new_keys))
-            try:
-                insert([self.index], [new_keys], [new_slots])
-            except BaseException:
-                self.storage.give(new_slots)
-                raise
-            self.born(new_keys, new_slots)
-            slots[new] = new_slots
-        return slots
+            with births([self], [keys[new]]) as (new_slots,):
+                slots[new] = new_slots
+                yield slots
+        else:
+            yield slots
+
+    def upsert(self, keys: Tensor) -> Tensor:
+        """Slots of distinct keys; those without a row are born."""
+        with self.upserting(keys) as slots:
+            return slots
 
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
         slots = self.index.erase(keys)
-        slots = slots[slots != NO_SLOT].contiguous()
         if len(slots):
             self._may_compact = True
             if newest_lease is None:
@@ -206,3 +205,27 @@ class HostTable:
         """Every key, in ascending order."""
         chunks = [entries.keys for entries in self.index.export()]
         return torch.cat(chunks).sort().values if chunks else torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+@contextmanager
+def births(tables: Sequence[HostTable], keys: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Rows for keys that are in none of the tables, each once: their slots. If the body raises, no key is in."""
+    for table, born in zip(tables, keys, strict=True):
+        table.make_room(len(born))
+    slots: list[Tensor] = []
+    try:
+        for table, born in zip(tables, keys, strict=True):
+            slots.append(table.storage.take(len(born)))
+        insert([table.index for table in tables], keys, slots)
+        for table, born, taken in zip(tables, keys, slots, strict=True):
+            table.write_first(born, taken)
+        yield slots
+    except BaseException:
+        # Without asking for memory: it may be what is missing.
+        for table, born in zip(tables, keys, strict=True):
+            table.index.forget(born)
+        for table, taken in zip(tables, slots, strict=False):
+            table.storage.give(taken)
+        raise
+    for table, born in zip(tables, keys, strict=True):
+        table.counters.add("births", len(born))

@@ -53,10 +53,11 @@ class Leases:
     def begin(self, batch: Batch) -> Tensor:
         """Keep `batch` for as long as the returned tensor's storage lives."""
         number = next(self._numbers)
-        self._live[number] = batch
         memory = _Memory(number.to_bytes(8, "little"))
         memory.number, memory.ended = number, self._ended
-        return torch.frombuffer(memory, dtype=torch.int64)
+        lease = torch.frombuffer(memory, dtype=torch.int64)
+        self._live[number] = batch
+        return lease
 
     @staticmethod
     def none() -> Tensor:
