@@ -1,5 +1,6 @@
 """Byte budgets and memory that the system refuses."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,8 @@ import torch
 from batches import kjt, train_step
 
 import shoal
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, OutOfMemoryError
+from shoal.table import host
 
 
 def limited(*budgets, dim=64):
@@ -94,6 +96,27 @@ def test_assign_honours_the_budget_too():
 def test_evaluation_of_a_full_table_works():
     bags = limited("2MiB").eval()
     assert bags(kjt({"t0": [list(range(50_000))]})).values().shape == (1, 64)
+
+
+def test_births_are_taken_back_where_a_later_part_of_the_forward_fails(monkeypatch):
+    bags = limited(None, None)
+    train_step(bags, kjt({"t0": [[1, 2]], "t1": [[3]]}))
+    before = content(bags)
+    births = iter([host.birth, None])
+
+    def no_memory_for_the_second(*arguments):
+        birth = next(births)
+        if birth is None:
+            raise MemoryError
+        birth(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "birth", no_memory_for_the_second)
+        with pytest.raises(OutOfMemoryError, match=r"^\[EmbeddingBagCollection.*Free memory"):
+            bags(kjt({"t0": [[1, 7, 8]], "t1": [[9]]}))
+    assert_same_content(bags, before)
+    train_step(bags, kjt({"t0": [[1, 7, 8]], "t1": [[9]]}))
+    assert bags.table("t0").keys().tolist() == [1, 2, 7, 8]
 
 
 OUT_OF_MEMORY = """
@@ -205,6 +228,7 @@ OUT_OF_MEMORY_IN_THREADS = """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits address space as Linux does")
+@pytest.mark.skipif("san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer's own heap does not survive it")
 def test_memory_that_ends_on_any_thread_is_an_error_and_nothing_changes():
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OUT_OF_MEMORY_IN_THREADS)], capture_output=True, text=True, timeout=120
