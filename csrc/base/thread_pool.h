@@ -70,8 +70,8 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;
-  // job_, seats_ and error_ change only under mutex_. A worker that takes a seat counts itself busy before it lets the mutex go,
-  // so a caller who has closed the seats and sees nobody busy owns the job again.
+  // job_, seats_ and error_ change only under mutex_. A worker that takes a seat counts itself busy before it lets the
+  // mutex go, so a caller who has closed the seats and sees nobody busy owns the job again.
   std::atomic<uint64_t> generation_{0};
   Job job_;
   int seats_ = 0;  // that nobody has taken; the caller's is number 0

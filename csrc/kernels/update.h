@@ -66,7 +66,8 @@ struct UpdateCounts {
   int64_t nonfinite = 0;  // rows left alone because their gradients, added up, are too large to square
 };
 
-// What happened to each table. Throws std::bad_alloc before any row changes. REQUIRES: exclusive access to the tables; slots[i] was found for key i.
+// What happened to each table. Throws std::bad_alloc before any row changes.
+// REQUIRES: exclusive access to the tables; slots[i] was found for key i.
 std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const std::vector<UpdateFeature>& features,
                                  const Bags& bags, int threads);
 
