@@ -5,8 +5,8 @@
 
 namespace shoal {
 
-// Two passes of 9 bits sort the parts of a million-row table; 512 counters stay in the first-level cache.
-static constexpr int kMaxDigit = 9;
+// Two passes of up to 11 bits sort the slots of a table of two million rows; 2048 counters stay in the first-level cache.
+static constexpr int kMaxDigit = 11;
 static constexpr int64_t kInsertionBelow = 24;
 
 const uint64_t* sort_by_slot(uint64_t* pairs, uint64_t* spare, int64_t n, int slot_bits) {

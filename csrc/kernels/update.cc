@@ -12,10 +12,13 @@
 
 namespace shoal {
 
-static constexpr int64_t kPairsPerPart = 2048;  // 16 KiB: a part is sorted in the first-level cache
+// A part is sorted in the first-level cache if that is needed to give all threads work, and else in the second: a table
+// of one part needs no partition.
+static constexpr int64_t kLeastPairs = 2048;   // 16 KiB
+static constexpr int64_t kMostPairs = 32768;   // 256 KiB
+static constexpr int64_t kPartsPerThread = 4;  // so that an uneven one does not keep all waiting
 static constexpr int64_t kPairsPerChunk = 8192;
 static constexpr int64_t kMaxParts = 1024;
-static constexpr int64_t kSharedPairs = 4 * kPairsPerPart;
 static constexpr int64_t kLinePairs = 64 / sizeof(uint64_t);
 
 namespace {
@@ -83,7 +86,7 @@ class Workspace {
   static int64_t shared_pairs(const std::vector<int64_t>& part_begin) {
     int64_t most = 0;
     for (size_t p = 1; p < part_begin.size(); ++p) most = std::max(most, part_begin[p] - part_begin[p - 1]);
-    return std::min(most, kSharedPairs);
+    return std::min(most, kMostPairs);
   }
 
   int64_t threads_at_, scratch_at_, stride_;
@@ -127,16 +130,17 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   if (chunks.empty()) return counts_of;
 
   int64_t part_count = 0, work = 0;
+  for (const TableParts& table : split) work += table.positions;
+  threads = threads_for(work, kLeastPairs, threads);
+  const int64_t pairs_per_part = std::clamp(work / (threads * kPartsPerThread), kLeastPairs, kMostPairs);
   for (size_t t = 0; t < tables.size(); ++t) {
     TableParts& table = split[t];
-    table.parts = std::clamp<int64_t>(table.positions / kPairsPerPart, 1, kMaxParts);
+    table.parts = std::clamp<int64_t>((table.positions + pairs_per_part / 2) / pairs_per_part, 1, kMaxParts);
     table.shift = shift_for(*tables[t].rows, table.parts);
     table.first_part = part_count;
     table.direct = is_direct(tables[t], table.features, bags);
     part_count += table.parts;
-    work += table.positions;
   }
-  threads = threads_for(work, kPairsPerPart, threads);
   int64_t counts = 0;
   for (Chunk& chunk : chunks) {
     chunk.counts_at = counts;
@@ -147,9 +151,14 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   std::vector<int64_t> count(static_cast<size_t>(counts), 0);
   pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
-    int shift = split[static_cast<size_t>(chunk.table)].shift;
+    const TableParts& table = split[static_cast<size_t>(chunk.table)];
+    const int shift = table.shift;
     const uint32_t* slots = bags.slots_of(features[static_cast<size_t>(chunk.feature)].copy);
     int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
+    if (table.parts == 1) {
+      *histogram = chunk.end - chunk.begin - std::count(slots + chunk.begin, slots + chunk.end, kNoSlot);
+      return;
+    }
     for (int64_t at = chunk.begin; at < chunk.end; ++at)
       if (slots[at] != kNoSlot) ++histogram[static_cast<uint64_t>(slots[at]) >> shift];
   });
@@ -186,21 +195,31 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     const UpdateFeature& feature = features[static_cast<size_t>(chunk.feature)];
     const uint32_t* slots = bags.slots_of(feature.copy);
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
-    auto put = [&](int64_t at, int64_t low) {
-      if (uint32_t slot = slots[at]; slot != kNoSlot)
-        pairs[next[static_cast<uint64_t>(slot) >> table.shift]++] =
-            static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(low);
+    const int64_t first = feature.source * bags.batch;
+    auto put_all = [&](auto&& put) {
+      if (!table.direct)
+        for_each_position(bags, first, chunk.begin, chunk.end, [&](int64_t at, int64_t bag) {
+          bag_of.get()[feature.copy * bags.count + at] = static_cast<uint32_t>(bag);
+          put(slots[at], at);
+        });
+      else if (feature.pooling == Pooling::none)
+        for (int64_t at = chunk.begin; at < chunk.end; ++at) put(slots[at], at - table.features[0].begin);
+      else
+        for_each_position(bags, first, chunk.begin, chunk.end, [&](int64_t at, int64_t bag) { put(slots[at], bag); });
     };
-    int64_t first = feature.source * bags.batch;
-    if (!table.direct)
-      for_each_position(bags, first, chunk.begin, chunk.end, [&](int64_t at, int64_t bag) {
-        bag_of.get()[feature.copy * bags.count + at] = static_cast<uint32_t>(bag);
-        put(at, at);
+    auto pair = [](uint32_t slot, int64_t low) {
+      return static_cast<uint64_t>(slot) << 32 | static_cast<uint64_t>(low);
+    };
+    if (table.parts == 1) {
+      uint64_t* out = pairs + *next;
+      put_all([&](uint32_t slot, int64_t low) {
+        if (slot != kNoSlot) *out++ = pair(slot, low);
       });
-    else if (feature.pooling == Pooling::none)
-      for (int64_t at = chunk.begin; at < chunk.end; ++at) put(at, at - table.features[0].begin);
-    else
-      for_each_position(bags, first, chunk.begin, chunk.end, put);
+    } else {
+      put_all([&](uint32_t slot, int64_t low) {
+        if (slot != kNoSlot) pairs[next[static_cast<uint64_t>(slot) >> table.shift]++] = pair(slot, low);
+      });
+    }
   });
 
   std::vector<int64_t> table_of(static_cast<size_t>(part_count));

@@ -1,6 +1,6 @@
 // Backward: gradients of outputs to gradients of rows, and the optimizer's step in place.
 //
-// The (slot, position) pairs of a table are split by slot into parts; a part is sorted and walked by one thread, and a
+// The (slot, position) pairs of a table are split by slot into parts, if threads want them; a part is sorted and walked by one thread, and a
 // row's gradients are added in the order of their positions. So the result does not depend on the number of threads.
 #pragma once
 
