@@ -26,12 +26,18 @@ inline uint32_t match(const Bucket& bucket, int64_t key) {
   return equal & bucket.used;
 }
 
-inline uint32_t find_from(const IndexView& view, int64_t key, uint64_t home) {
-  for (uint64_t at = home;; ++at) {
+// Beyond the home bucket, which is full and passed keys on.
+__attribute__((noinline)) uint32_t find_beyond(const IndexView& view, int64_t key) {
+  for (uint64_t at = home_of(view, index_hash(key)) + 1;; ++at) {
     const Bucket& bucket = *view.at(at);
     if (uint32_t hit = match(bucket, key)) return bucket.slots[__builtin_ctz(hit)];
     if (bucket.over == 0) return kNoSlot;
   }
+}
+
+inline uint32_t find_from(const IndexView& view, int64_t key, const Bucket& home) {
+  if (uint32_t hit = match(home, key)) return home.slots[__builtin_ctz(hit)];
+  return home.over == 0 ? kNoSlot : find_beyond(view, key);
 }
 
 // While one block's lines travel from memory, the block before it is compared.
@@ -39,12 +45,12 @@ constexpr size_t kBlock = 32;
 
 template <typename Key>
 size_t find(const IndexView& view, const Key* keys, size_t n, uint32_t* slots) {
-  uint64_t homes[2][kBlock];
+  const Bucket* homes[2][kBlock];
   auto start = [&](size_t block) {
     size_t begin = block * kBlock, count = n - begin < kBlock ? n - begin : kBlock;
-    uint64_t* home = homes[block & 1];
-    for (size_t i = 0; i < count; ++i) home[i] = home_of(view, index_hash(keys[begin + i]));
-    for (size_t i = 0; i < count; ++i) prefetch_far(view.at(home[i]));
+    const Bucket** home = homes[block & 1];
+    for (size_t i = 0; i < count; ++i) home[i] = view.at(home_of(view, index_hash(keys[begin + i])));
+    for (size_t i = 0; i < count; ++i) prefetch_far(home[i]);
   };
   size_t blocks = (n + kBlock - 1) / kBlock, missing = 0;
   if (blocks) start(0);
@@ -52,7 +58,7 @@ size_t find(const IndexView& view, const Key* keys, size_t n, uint32_t* slots) {
     if (block + 1 < blocks) start(block + 1);
     size_t begin = block * kBlock, count = n - begin < kBlock ? n - begin : kBlock;
     for (size_t i = 0; i < count; ++i) {
-      uint32_t slot = find_from(view, keys[begin + i], homes[block & 1][i]);
+      uint32_t slot = find_from(view, keys[begin + i], *homes[block & 1][i]);
       slots[begin + i] = slot;
       missing += slot == kNoSlot;
     }
