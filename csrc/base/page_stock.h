@@ -39,7 +39,7 @@ class PageStock {
   bool refused_ = false;  // the system had no more: not before the next wish or take
 };
 
-// How many pages ahead a holder of `pages` huge pages wants: about 6 % of its memory.
-inline int64_t pages_ahead(int64_t pages) { return pages / 16; }
+// How many pages ahead a holder of `pages` huge pages wants: about 6 % of its memory, and none while one would be more.
+inline int64_t pages_ahead(int64_t pages) { return pages < 32 ? 0 : pages / 16; }
 
 }  // namespace shoal
