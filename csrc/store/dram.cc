@@ -7,7 +7,7 @@
 namespace shoal {
 
 // A table below this many slabs stays on small pages, so that its resident set follows its rows.
-static constexpr int64_t kHugeFromSlab = 8;
+static constexpr int64_t kHugeFromSlab = 9;
 static constexpr int64_t kMinRowsPerSlab = 16;
 
 static uint32_t bits_for(uint32_t n) { return n <= 1 ? 0 : 32 - static_cast<uint32_t>(__builtin_clz(n - 1)); }
@@ -56,7 +56,7 @@ Status DramStore::reserve(int64_t more) {
     if (!status.ok()) return status;
     if (slabs() == kHugeFromSlab)
       for (Pages& small : pages_) small.collapse();
-    // From here on a slab is at most an eighth of the table; before, one that this call fills wastes nothing either.
+    // From here on a slab is less than an eighth of the table; before, one that this call fills wastes nothing either.
     if (slabs() >= kHugeFromSlab || (slabs() + 1) * rows_.rows_per_slab <= wanted) pages.advise_huge();
     if (!append(std::move(pages))) return out_of_memory();
     if (grows_by_huge_page()) tell_stock(pages_ahead(slabs()));
