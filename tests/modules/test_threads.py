@@ -61,9 +61,7 @@ def test_lookups_see_whole_steps():
         assert whole(bags.table("a").lookup(KEYS))
 
     def by_group():
-        out, _ = evaluating.lookup(
-            ["a"], batch.values(), batch.offsets(), None, training=False, keep=False, dtype=torch.float32
-        )
+        out, _ = evaluating.lookup(["a"], batch.values(), batch.offsets(), None, DIM, False, False, torch.float32)
         assert whole(out)
 
     def by_state_dict():

@@ -4,8 +4,7 @@ The path of one batch is `lookup`, then `update`; see docs/design.md.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -27,9 +26,37 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_PLANS = 64
 
 
-def _is_refused_memory(error: Exception) -> bool:
+def _is_refused_memory(error: BaseException | None) -> bool:
     # torch has no class for it on CPU.
-    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+
+
+class _Held:
+    """A group's lock. Memory that was refused meanwhile, to whomever, is an OutOfMemoryError that says where."""
+
+    __slots__ = ("_alone", "_group")
+
+    def __init__(self, group: "Group", alone: bool) -> None:
+        self._group = group
+        self._alone = alone
+
+    def __enter__(self) -> None:
+        if self._alone:
+            self._group._lock_alone()
+        else:
+            self._group._lock_shared()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._group._lock.unlock()
+        if error is None or not _is_refused_memory(error):
+            return
+        text = str(error)
+        if not isinstance(error, OutOfMemoryError):
+            text = (
+                "the operating system refused memory for a tensor. Free memory, use smaller batches, or bound the "
+                "tables with Table(tiers=[Dram(...)])."
+            )
+        raise OutOfMemoryError(f"[{self._group.name}] {text}") from error
 
 
 class LossScale(Protocol):
@@ -69,47 +96,19 @@ class Group:
                 f"here."
             )
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> "_Held":
         """Beside other readers: rows as they are between steps."""
-        self._begin_reading()
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            self._raise_if_refused(error)
-            raise
-        finally:
-            self._lock.unlock()
+        return _Held(self, alone=False)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> "_Held":
         """Alone."""
-        self._begin_writing()
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            self._raise_if_refused(error)
-            raise
-        finally:
-            self._lock.unlock()
+        return _Held(self, alone=True)
 
-    def _raise_if_refused(self, error: Exception) -> None:
-        """Memory that was refused, to whomever, is an OutOfMemoryError that says where."""
-        if not _is_refused_memory(error):
-            return
-        text = str(error)
-        if not isinstance(error, OutOfMemoryError):
-            text = (
-                "the operating system refused memory for a tensor. Free memory, use smaller batches, or bound the "
-                "tables with Table(tiers=[Dram(...)])."
-            )
-        raise OutOfMemoryError(f"[{self.name}] {text}") from error
-
-    def _begin_reading(self) -> None:
+    def _lock_shared(self) -> None:
         self._in_own_process()
         self._lock.lock_shared()
 
-    def _begin_writing(self) -> None:
+    def _lock_alone(self) -> None:
         self._in_own_process()
         self._lock.lock()
         try:
@@ -155,7 +154,7 @@ class Group:
         values: Tensor,
         offsets: Tensor,
         weights: Tensor | None,
-        *,
+        columns: int,
         training: bool,
         keep: bool,
         dtype: torch.dtype,
@@ -165,8 +164,11 @@ class Group:
 
         def read(batch: Batch) -> tuple[Tensor, list[int]]:
             plan = batch.plan
-            if not plan.columns:
-                raise InputError(f"[{self.name}] its tables do not pool; call lookup_each.")
+            if not plan.columns or columns != plan.columns:
+                raise InputError(
+                    f"[{self.name}] its outputs have {plan.columns} columns; got {columns}. Where tables do not pool, "
+                    f"call lookup_each."
+                )
             return pool(plan.lookup, batch.bags, batch.size, plan.columns, dtype, training)
 
         return self._lookup(names, values, offsets, weights, training, keep, read)
@@ -177,14 +179,14 @@ class Group:
         values: Tensor,
         offsets: Tensor,
         counts: Sequence[int],
-        *,
+        size: int,
         training: bool,
         keep: bool,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Rows of every key of a batch, feature behind feature: (flat [sum of keys * dim], lease).
+        """Rows of every key of a batch, feature behind feature: (flat [size], lease).
 
-        `counts`: how many keys of each feature the caller takes the batch to have.
+        `counts` and `size`: how many keys of each feature, and elements of the output, the caller takes them to be.
         """
         self._require_float(dtype)
 
@@ -197,7 +199,9 @@ class Group:
                     f"[{self.name}] the batch's lengths must agree with its offsets; its features have {list(counts)} "
                     f"keys by the one and begin at {bounds} by the other. Do not change a batch's tensors in place."
                 )
-            size = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in batch.plan.parts)
+            wanted = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in batch.plan.parts)
+            if size != wanted:
+                raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")
             return pool_each(batch.plan.lookup, batch.bags, size, dtype, training)
 
         return self._lookup(names, values, offsets, None, training, keep, read)
@@ -214,11 +218,7 @@ class Group:
     ) -> tuple[Tensor, Tensor]:
         self._check_tensors(names, values, offsets, weights)
         # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it points to.
-        if training or keep:
-            self._begin_writing()
-        else:
-            self._begin_reading()
-        try:
+        with self.writing() if training or keep else self.reading():
             values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
             plan = self._plan(names)
             bags = bags_of(values, offsets, weights, len(names), plan.copies)
@@ -236,11 +236,6 @@ class Group:
                 self._touch(batch)
                 self._compact(batch)
             return out, Leases.none()
-        except (MemoryError, RuntimeError) as error:
-            self._raise_if_refused(error)
-            raise
-        finally:
-            self._lock.unlock()
 
     def _check_tensors(self, names: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
         for what, tensor in (("values", values), ("offsets", offsets), ("weights", weights)):
@@ -313,8 +308,7 @@ class Group:
         the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor, or one
         [keys, dim] tensor for each part of the plan.
         """
-        self._begin_writing()
-        try:
+        with self.writing():
             batch = self._leases.of(lease)
             self._check_tensors(batch.plan.names, values, offsets, weights)
             self._check_gradients(batch, grads)
@@ -332,11 +326,6 @@ class Group:
             batch.applied = True
             self._compact(batch)
             return result
-        except (MemoryError, RuntimeError) as error:
-            self._raise_if_refused(error)
-            raise
-        finally:
-            self._lock.unlock()
 
     def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
         plan, bounds = batch.plan, batch.bags.bounds
@@ -433,6 +422,6 @@ class Group:
                 try:
                     table.compact(batch.keys // len(self.tables))
                 except (MemoryError, RuntimeError) as error:
-                    # The batch is done, and there is another one to do this after.
+                    # The batch is done, and another one will do this after it.
                     if not _is_refused_memory(error):
                         raise

@@ -3,10 +3,11 @@
 An op names its group by a string and says that it changes `token`, a one-element tensor of the collection: without a
 changed argument the compiler would merge two equal lookups, drop the update and change the order. Lookups and updates
 have a token each, since what waits for a backward must not be changed by other forwards. Such an op can return tensors,
-but no list of them.
+but no list of them. Behind its group and token an op has the arguments of the group's method.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,22 +30,16 @@ _library.define(
 )
 
 
-def _lookup(
-    group: str,
-    token: Tensor,
-    names: Sequence[str],
-    values: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    columns: int,
-    training: bool,
-    keep: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    return group_named(group).lookup(names, values, offsets, weights, training=training, keep=keep, dtype=dtype)
+def _call(method: str) -> Callable[..., Any]:
+    """The operator of a group's method of the same arguments."""
+
+    def run(group: str, token: Tensor, *arguments: Any) -> Any:
+        return getattr(group_named(group), method)(*arguments)
+
+    return run
 
 
-def _fake_lookup(
+def _lookup_shapes(
     group: str,
     token: Tensor,
     names: Sequence[str],
@@ -60,22 +55,7 @@ def _fake_lookup(
     return values.new_empty((bags, columns), dtype=dtype), token.new_empty((1,), dtype=torch.int64)
 
 
-def _lookup_each(
-    group: str,
-    token: Tensor,
-    names: Sequence[str],
-    values: Tensor,
-    offsets: Tensor,
-    counts: Sequence[int],
-    size: int,
-    training: bool,
-    keep: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    return group_named(group).lookup_each(names, values, offsets, counts, training=training, keep=keep, dtype=dtype)
-
-
-def _fake_lookup_each(
+def _lookup_each_shapes(
     group: str,
     token: Tensor,
     names: Sequence[str],
@@ -91,20 +71,7 @@ def _fake_lookup_each(
     return values.new_empty((size,), dtype=dtype), token.new_empty((1,), dtype=torch.int64)
 
 
-def _update(
-    group: str,
-    token: Tensor,
-    lease: Tensor,
-    values: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    grads: Sequence[Tensor],
-    weight_gradient: bool,
-) -> Tensor:
-    return group_named(group).update(lease, values, offsets, weights, grads, weight_gradient)
-
-
-def _fake_update(
+def _update_shapes(
     group: str,
     token: Tensor,
     lease: Tensor,
@@ -117,14 +84,10 @@ def _fake_update(
     return values.new_empty((values.shape[0] if weight_gradient else 0,), dtype=torch.float32)
 
 
-for _name, _real, _fake in (
-    ("lookup", _lookup, _fake_lookup),
-    ("lookup_each", _lookup_each, _fake_lookup_each),
-    ("update", _update, _fake_update),
-):
+for _name, _shapes in (("lookup", _lookup_shapes), ("lookup_each", _lookup_each_shapes), ("update", _update_shapes)):
     # For tensors of every device: the group knows what to say about those that are not where its rows are.
-    _library.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"shoal::{_name}", _fake, lib=_library)
+    _library.impl(_name, _call(_name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"shoal::{_name}", _shapes, lib=_library)
 
 lookup = torch.ops.shoal.lookup.default
 lookup_each = torch.ops.shoal.lookup_each.default
