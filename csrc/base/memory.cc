@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <string>
 
+#include "base/per_process.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -87,11 +89,7 @@ void Pages::discard(size_t from) {
   if (data_ && from < size_) madvise(data_ + from, size_ - from, MADV_DONTNEED);
 }
 
-Buffers& Buffers::instance() {
-  // Never destroyed: an output tensor may outlive the static destructors.
-  static auto* buffers = new Buffers;
-  return *buffers;
-}
+Buffers& Buffers::instance() { return PerProcess<Buffers>::get(); }
 
 void* Buffers::acquire(size_t bytes) {
   std::lock_guard lock(mutex_);

@@ -1,9 +1,6 @@
 #include "base/page_stock.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -11,21 +8,7 @@
 
 namespace shoal {
 
-static std::atomic<PageStock*> g_stock{nullptr};
-
-PageStock& PageStock::instance() {
-  PageStock* stock = g_stock.load(std::memory_order_acquire);
-  if (stock) return *stock;
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  if (!g_stock.load()) {
-    static std::once_flag once;
-    // A forked child has no such thread: it starts with a new stock and leaves the old one's memory alone.
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { g_stock.store(nullptr); }); });
-    g_stock.store(new PageStock, std::memory_order_release);
-  }
-  return *g_stock.load();
-}
+PageStock& PageStock::instance() { return PerProcess<PageStock>::get(); }
 
 int64_t PageStock::target() const { return std::clamp<int64_t>(wanted_, 0, kMost); }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "base/per_process.h"
 
 namespace shoal {
 
@@ -25,7 +26,7 @@ class PageStock {
   static constexpr int64_t kMost = 64;  // 128 MiB
 
  private:
-  // Never destroyed, as its thread is not joined.
+  friend class PerProcess<PageStock>;
   // Room for all it may hold: neither its thread nor who gives pages back could tell anyone that there is none.
   PageStock() { ready_.reserve(kMost); }
   int64_t target() const;

@@ -1,7 +1,5 @@
 #include "base/thread_pool.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <new>
 #include <system_error>
@@ -12,8 +10,6 @@
 
 namespace shoal {
 
-static std::atomic<ThreadPool*> g_pool{nullptr};
-
 static void relax() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -22,19 +18,7 @@ static void relax() {
 #endif
 }
 
-ThreadPool& ThreadPool::instance() {
-  ThreadPool* pool = g_pool.load(std::memory_order_acquire);
-  if (pool) return *pool;
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  if (!g_pool.load()) {
-    static std::once_flag once;
-    // A forked child has none of the threads: it starts with a new pool and leaves the old one's memory alone.
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { g_pool.store(nullptr); }); });
-    g_pool.store(new ThreadPool, std::memory_order_release);
-  }
-  return *g_pool.load();
-}
+ThreadPool& ThreadPool::instance() { return PerProcess<ThreadPool>::get(); }
 
 void ThreadPool::take_tasks(int seat) noexcept {
   try {

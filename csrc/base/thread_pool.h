@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/per_process.h"
+
 namespace shoal {
 
 // How many of `threads` are worth waking for so much work: one for every `unit`, since a wake costs a few microseconds.
@@ -57,7 +59,7 @@ class ThreadPool {
       (*static_cast<const Body*>(body))(task);
   }
 
-  // Never destroyed: its threads would outlive the static destructors of whoever still calls.
+  friend class PerProcess<ThreadPool>;
   ThreadPool() = default;
   bool try_own() { return !owned_.exchange(true, std::memory_order_acquire); }
   void disown() { owned_.store(false, std::memory_order_release); }

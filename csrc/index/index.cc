@@ -22,7 +22,7 @@ static constexpr uint64_t kWholeFromChunk = 8;
 // Overflow of the last buckets lands behind them.
 static constexpr uint64_t kSpillBuckets = 256;
 // (kFull - kGrowAt) x 5 keys a bucket must pay for moving every bucket once.
-static constexpr int64_t kMovesPerKey = 3;
+static constexpr int64_t kMovesPerKey = 2;
 // Buckets moved at a time: their entries fit into the first-level cache, and the frontier's division is paid once.
 static constexpr uint64_t kBatch = 64;
 

@@ -31,6 +31,7 @@ def run(rank, init_file):
     torch.set_num_threads(1)
     train(rank, find_unused=False)
     train(rank, find_unused=True)
+    dist.barrier()  # gloo aborts a rank whose peer leaves early
     dist.destroy_process_group()
 
 
