@@ -1,8 +1,14 @@
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 
 from shoal import _native
+
+# Without a GPU, tables in device memory are tried on the CPU: Triton runs its kernels there, slowly.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples on every machine: a run that fails can be repeated. No deadline: two test processes share the cores.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)

@@ -66,7 +66,7 @@ def test_a_malformed_batch_is_refused(make, training, bad):
 def test_a_batch_on_another_device_is_refused(make):
     module = make()
     before = memory(module)
-    with pytest.raises(DeviceError, match=r"the tables are on cpu; the batch's values\(\) is on meta"):
+    with pytest.raises(DeviceError, match=r"wanted a batch with data; its values\(\) is on meta"):
         module(kjt({"a": [[1]], "b": [[2]]}).to("meta"))
     assert_unchanged(module, before)
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shoal
 from shoal.errors import InputError, NonFiniteError
-from shoal.table import Group
+from shoal.table import HostGroup
 
 # Warnings that torch's own compiler gives.
 pytestmark = [
@@ -36,7 +36,7 @@ def calls(monkeypatch):
     counts = dict.fromkeys(("lookup", "lookup_each", "update"), 0)
 
     def counted(name):
-        real = getattr(Group, name)
+        real = getattr(HostGroup, name)
 
         def call(*args, **kwargs):
             counts[name] += 1
@@ -45,7 +45,7 @@ def calls(monkeypatch):
         return call
 
     for name in counts:
-        monkeypatch.setattr(Group, name, counted(name))
+        monkeypatch.setattr(HostGroup, name, counted(name))
     return counts
 
 

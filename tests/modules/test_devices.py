@@ -31,10 +31,19 @@ def test_other_devices_are_refused_and_the_tables_stay(move):
 
 
 def test_the_message_says_what_to_do():
-    with pytest.raises(DeviceError, match=r"got meta. Keep this module on cpu.*\.to\('meta'\)"):
+    with pytest.raises(DeviceError, match=r"got meta. .*keep it here.*\.to\('meta'\)"):
         collection().to("meta")
-    with pytest.raises(DeviceError, match="got cuda"):
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error_that_says_what_to_install():
+    with pytest.raises(DeviceError, match=r"wanted a GPU for cuda.* sees none. Install a CUDA build of torch"):
         shoal.EmbeddingBagCollection([shoal.Table("a", 4)], device="cuda")
+
+
+def test_no_other_device_holds_tables():
+    with pytest.raises(DeviceError, match="tables live on cpu or cuda; got meta"):
+        shoal.EmbeddingBagCollection([shoal.Table("a", 4)], device="meta")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 A wrong value, an unknown keyword or a missing one is a ConfigError.
 """
 
+from shoal.config.debug import debug, debugging
 from shoal.config.init import Constant, Init, Normal, Uniform, Zeros
 from shoal.config.optimizers import (
     SGD,
@@ -20,7 +21,7 @@ from shoal.config.optimizers import (
 from shoal.config.size import format_size, parse_size
 from shoal.config.table import Feature, Table
 from shoal.config.threads import get_num_threads, set_num_threads
-from shoal.config.tiers import Dram
+from shoal.config.tiers import Dram, Hbm
 
 __all__ = [
     "SGD",
@@ -34,6 +35,7 @@ __all__ = [
     "Dram",
     "Feature",
     "Ftrl",
+    "Hbm",
     "Init",
     "Normal",
     "Optimizer",
@@ -42,6 +44,8 @@ __all__ = [
     "Table",
     "Uniform",
     "Zeros",
+    "debug",
+    "debugging",
     "format_size",
     "get_num_threads",
     "parse_size",

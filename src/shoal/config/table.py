@@ -8,7 +8,7 @@ import torch
 from shoal.config.checked import choice, integer, label, settle, value
 from shoal.config.init import Init, Uniform
 from shoal.config.optimizers import Column, Optimizer, RowwiseAdagrad
-from shoal.config.tiers import Dram
+from shoal.config.tiers import Dram, Hbm
 from shoal.errors import ConfigError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -56,7 +56,7 @@ class Table:
     pooling: Literal["sum", "mean", "none"]
     optimizer: Optimizer | None
     init: Init
-    tiers: tuple[Dram, ...] | None
+    tiers: tuple[Dram | Hbm, ...] | None
     missing: Literal["init", "zero"]
     dtype: Dtype
     buckets: int
@@ -70,7 +70,7 @@ class Table:
         pooling: Literal["sum", "mean", "none"] = "sum",
         optimizer: Optimizer | None = RowwiseAdagrad(lr=0.01),  # noqa: B008 (frozen)
         init: Init = Uniform(-0.01, 0.01),  # noqa: B008 (frozen)
-        tiers: Sequence[Dram] | None = None,
+        tiers: Sequence[Dram | Hbm] | None = None,
         missing: Literal["init", "zero"] = "init",
         dtype: Dtype | torch.dtype = "float32",
         buckets: int = 4096,
@@ -126,15 +126,17 @@ def _features(where: str, given: Any) -> tuple[Feature, ...]:
     return tuple(features)
 
 
-def _tiers(where: str, given: Any) -> tuple[Dram, ...]:
-    if isinstance(given, (str, Dram)):
+def _tiers(where: str, given: Any) -> tuple[Dram | Hbm, ...]:
+    if isinstance(given, (str, Dram, Hbm)):
         raise ConfigError(f"[{where}] tiers: wanted a list; got {given!r}. Write tiers=[Dram('8GiB')], say.")
     tiers = _items(where, "tiers", given)
     for tier in tiers:
-        if not isinstance(tier, Dram):
+        if not isinstance(tier, (Dram, Hbm)):
             raise ConfigError(f"[{where}] tiers: wanted tiers such as Dram('8GiB'); got {tier!r}.")
     if len({type(tier) for tier in tiers}) < len(tiers):
         raise ConfigError(f"[{where}] tiers: wanted each kind of tier once; got {list(tiers)!r}.")
+    if len(tiers) > 1:
+        raise ConfigError(f"[{where}] tiers: wanted one tier, [Hbm(...)] or [Dram(...)]; got {list(tiers)!r}.")
     return tiers
 
 

@@ -5,6 +5,26 @@ from shoal.config.size import parse_size
 
 
 @value
+class Hbm:
+    """Device memory.
+
+    size: the most bytes that a table's rows and index may take, as an int or a str such as "8GiB"; None is no limit but
+        the device's.
+    """
+
+    size: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            parse_size(self.size, "Hbm")
+
+    @property
+    def bytes(self) -> int | None:
+        """The limit in bytes, or None."""
+        return None if self.size is None else parse_size(self.size)
+
+
+@value
 class Dram:
     """Host memory.
 

@@ -21,7 +21,7 @@ class EmbeddingBagCollection(Collection):
     In `train()` unseen keys get a row and `backward()` updates rows; in `eval()` nothing changes.
 
     tables: their names and features differ; a feature may feed several tables, and is then called feature@table.
-    device: "cpu", which is the default.
+    device: where the rows are: "cpu", which is the default, or "cuda".
     is_weighted: whether the batch's weights are used; None uses them where the batch has them, True insists on them,
         False leaves them alone.
     seed: with a table's name and a key, decides a key's first row.

@@ -15,7 +15,7 @@ from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import load_content, save_content, state_names
 from shoal.modules.torchrec import looks_like_config, table_of
-from shoal.table import Group, TableHandle, registry, snapshot
+from shoal.table import TableHandle, content_bytes, open_group, registry
 
 _counter = itertools.count()
 
@@ -44,7 +44,7 @@ class Collection(nn.Module):
     ) -> None:
         super().__init__()
         where = type(self).__name__
-        _require_cpu(where, _device(where, device))
+        self._device = _device(where, device)
         self._configs = self._checked(tables)
         if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
             raise ConfigError(f"[{where}] seed must be an integer of 64 bits; got {seed!r}.")
@@ -86,7 +86,7 @@ class Collection(nn.Module):
         elif not registry.is_free(f"{name}/0"):
             raise ConfigError(f"[{where}] name must be free; a live collection is called {name!r} already.")
         self.name = name
-        self._group = Group(f"{name}/0", self._configs, seed % 2**64)
+        self._group = open_group(f"{name}/0", self._configs, seed % 2**64, self._device)
         registry.register(self._group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -114,7 +114,7 @@ class Collection(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
-        return torch.device("cpu")
+        return self._group.device
 
     def extra_repr(self) -> str:
         return "\n".join(
@@ -147,12 +147,12 @@ class Collection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         try:
-            probe = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
+            probe = fn(torch.zeros(1, dtype=torch.float32, device=self.device))
         except (AssertionError, RuntimeError) as error:  # as torch says that there is no such device
             raise DeviceError(
-                f"[{self.name}] tables live on cpu in this version and stay there: move the rest of the model; {error}."
+                f"[{self.name}] tables live on {self.device} and stay there: move the rest of the model; {error}."
             ) from error
-        _require_cpu(self.name, probe.device)
+        self._require_stay(probe.device)
         if probe.dtype != torch.float32:
             raise ConfigError(
                 f"[{self.name}] rows keep their type when a module is cast; got {probe.dtype}. Table(dtype=...) sets "
@@ -160,6 +160,18 @@ class Collection(nn.Module):
             )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def _require_stay(self, device: torch.device) -> None:
+        if device != self.device:
+            raise DeviceError(
+                f"[{self.name}] tables live on {self.device} and do not move; got {device}. Make the collection with "
+                f"device={str(device)!r} and load its state dict, or keep it here: move the rest of the model, and its "
+                f"output with .to({str(device)!r})."
+            )
+
+    def check(self) -> None:
+        """Raise what went wrong on the device and was not raised yet. Waits for the device; on cpu there is nothing."""
+        self._group.check()
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         if not requires_grad:
@@ -196,14 +208,14 @@ class Collection(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         with self._group.reading():
-            wanted = sum(snapshot.content_bytes(table.config, len(table.index)) for table in self._group.tables)
+            wanted = sum(content_bytes(table.config, len(table)) for table in self._group.tables)
             if wanted > self.state_dict_limit:
                 raise StateDictError(
                     f"[{self.name}] a state dict would take {format_size(wanted)}; state_dict_limit is "
                     f"{format_size(self.state_dict_limit)}. Raise `state_dict_limit` if memory holds the copy."
                 )
             for number, config in enumerate(self._configs):
-                save_content(snapshot.take(self._group, number), self._prefix(prefix, config), destination)
+                save_content(self._group.tables[number].content(), self._prefix(prefix, config), destination)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Replace the rows of the tables. With `strict`, entries that are missing or unknown raise first."""
@@ -238,7 +250,7 @@ class Collection(nn.Module):
             for number, config in enumerate(self._configs)
         }
         with self._group.writing():
-            snapshot.put(self._group, {number: content for number, content in contents.items() if content})
+            self._group.replace({number: content for number, content in contents.items() if content})
 
     def _prefix(self, prefix: str, config: Table) -> str:
         return f"{prefix}{self._state_name}.{config.name}."
@@ -252,9 +264,9 @@ class Collection(nn.Module):
                 made.__dict__[attribute] = copy.deepcopy(value, memo)
         made._open(None, self._group.seed)
         with self._group.reading():
-            contents = {n: snapshot.take(self._group, n) for n in range(len(self._configs))}
+            contents = {n: table.content() for n, table in enumerate(self._group.tables)}
         with made._group.writing():
-            snapshot.put(made._group, contents)
+            made._group.replace(contents)
         if self._optimizer is not None:
             made.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
         # The scaler belongs to the loss, not to the tables: a loss that reaches both has one.
@@ -273,14 +285,6 @@ def _device(where: str, device: Any) -> torch.device:
         return torch.device("cpu" if device is None else device)
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"[{where}] device must be a torch.device or its name; got {device!r}.") from error
-
-
-def _require_cpu(where: str, device: torch.device) -> None:
-    if device.type != "cpu":
-        raise DeviceError(
-            f"[{where}] tables live on cpu in this version; got {device}. Keep this module on cpu: move the rest of "
-            f"the model, and its output with .to({str(device)!r})."
-        )
 
 
 def _output_names(where: str, configs: Sequence[Table]) -> list[str]:
@@ -313,5 +317,5 @@ def features_of(where: str, features: Any) -> Any:
         if not isinstance(tensor, Tensor):
             raise InputError(f"[{where}] the batch's {what}() must be a tensor; got {type(tensor).__name__}.")
         if tensor.device.type == "meta":  # these would not reach the tables
-            raise DeviceError(f"[{where}] the tables are on cpu; the batch's {what}() is on meta, which holds no data.")
+            raise DeviceError(f"[{where}] wanted a batch with data; its {what}() is on meta, which holds none.")
     return features

@@ -1,6 +1,9 @@
 """Loss scaling: how tables see the gradients of a torch.amp.GradScaler."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 
@@ -16,15 +19,33 @@ class ScaledLoss:
         self._report(nonfinite=False)
         return float(self.scaler.get_scale())
 
+    def inverse(self, device: torch.device) -> Tensor:
+        """One divided by the factor, on a device that nobody waits for."""
+        scale = self.scaler._scale
+        if scale is None:  # before the first loss was scaled
+            return torch.full((1,), 1.0 / float(self.scaler.get_scale()), dtype=torch.float32, device=device)
+        return (1.0 / scale.to(device)).to(torch.float32).reshape(1)
+
+    def found(self, nonfinite: Tensor) -> None:
+        """Tell the scaler's next `update()`, on the device."""
+        record = self._record()
+        found = record["found_inf_per_device"]
+        before = found.get(nonfinite.device)
+        now = nonfinite.to(torch.float32).reshape(())
+        found[nonfinite.device] = now if before is None else torch.maximum(before, now)
+
     def found_nonfinite(self) -> None:
         """Make the scaler's next `update()` lower the scale, as if one of its own optimizers had seen the overflow."""
         self._report(nonfinite=True)
 
+    def _record(self) -> dict[str, Any]:
+        record = self.scaler._per_optimizer_states[id(self._optimizer or self)]
+        record["stage"] = OptState.UNSCALED
+        return record
+
     def _report(self, nonfinite: bool) -> None:
         # GradScaler has no public way in. Its `update` reads these records, one for each optimizer, and wants at least
         # one; `step(bags.optimizer)` must find its gradients unscaled, and does nothing.
-        record = self.scaler._per_optimizer_states[id(self._optimizer or self)]
-        record["stage"] = OptState.UNSCALED
-        found = record["found_inf_per_device"]
+        found = self._record()["found_inf_per_device"]
         if nonfinite or not found:
             found[torch.device("cpu")] = torch.tensor(float(nonfinite), dtype=torch.float32, device="cpu")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.config import Table
 from shoal.errors import StateDictError
-from shoal.table.snapshot import TableContent
+from shoal.table import TableContent
 
 
 def state_names(config: Table, prefix: str) -> list[str]:

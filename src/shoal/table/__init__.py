@@ -1,8 +1,21 @@
 """Tables: the only place where indexes, storages and optimizers meet."""
 
-from shoal.table import ops, registry, snapshot
+from shoal.table import ops, registry
+from shoal.table.content import TableContent, TableStats, content_bytes
 from shoal.table.group import Group, LossScale
 from shoal.table.handle import TableHandle
-from shoal.table.host import TableStats
+from shoal.table.host_group import HostGroup
+from shoal.table.open import open_group
 
-__all__ = ["Group", "LossScale", "TableHandle", "TableStats", "ops", "registry", "snapshot"]
+__all__ = [
+    "Group",
+    "HostGroup",
+    "LossScale",
+    "TableContent",
+    "TableHandle",
+    "TableStats",
+    "content_bytes",
+    "open_group",
+    "ops",
+    "registry",
+]

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from shoal.errors import DeviceError, InputError
-from shoal.index import NO_SLOT
-from shoal.table.group import Group
-from shoal.table.host import HostTable, TableStats
+from shoal.table.content import TableStats
+from shoal.table.group import Group, GroupTable
 
 
 class TableHandle:
@@ -22,7 +21,7 @@ class TableHandle:
         self._number = number
 
     @property
-    def _table(self) -> HostTable:
+    def _table(self) -> GroupTable:
         return self._group.tables[self._number]
 
     @property
@@ -35,46 +34,43 @@ class TableHandle:
 
     def __len__(self) -> int:
         with self._group.reading():
-            return len(self._table.index)
+            return len(self._table)
 
     def keys(self) -> Tensor:
         """Every key that has a row, in ascending order."""
         with self._group.reading():
-            return self._table.all_keys()
+            return self._table.keys()
 
     def contains(self, keys: Tensor | Sequence[int]) -> Tensor:
         """Whether each key has a row: a bool tensor."""
         wanted = self._keys("contains", keys)
         with self._group.reading():
-            return self._table.find(wanted) != NO_SLOT
+            return self._table.contains(wanted)
 
     def lookup(self, keys: Tensor | Sequence[int]) -> Tensor:
         """The row of each key, [n, dim]; one without a row reads as `Table(missing=)` says. Never inserts."""
         wanted = self._keys("lookup", keys)
         with self._group.reading():
-            return self._table.storage.read(self._table.find(wanted), self._table.missing, wanted)
+            return self._table.lookup(wanted)
 
     def state(self, keys: Tensor | Sequence[int]) -> dict[str, Tensor]:
         """The optimizer's columns of each key, [n, width] by name; a key without a row reads as one is born."""
         wanted = self._keys("state", keys)
         with self._group.reading():
-            slots = self._table.find(wanted)
-            return {column.name: self._table.storage.read_state(column, slots) for column in self._table.config.columns}
+            return self._table.state(wanted)
 
     def scores(self, keys: Tensor | Sequence[int]) -> Tensor:
         """The score of each key, float64; NaN for one without a row."""
         wanted = self._keys("scores", keys)
         with self._group.reading():
-            return self._table.storage.read_scores(self._table.find(wanted))
+            return self._table.scores(wanted)
 
     def assign(self, keys: Tensor | Sequence[int], rows: Tensor) -> None:
         """Set the weights of keys; those without a row get one. Optimizer state stays; of duplicates the last wins."""
         wanted = self._keys("assign", keys)
         weights = self._rows("assign", rows, len(wanted))
         with self._group.writing():
-            distinct, inverse = torch.unique(wanted, return_inverse=True)
-            with self._table.upserting(distinct) as slots:
-                self._table.storage.write(slots[inverse].contiguous(), weights)
+            self._table.assign(wanted, weights)
 
     def erase(self, keys: Tensor | Sequence[int]) -> int:
         """Remove the rows of keys; returns how many there were."""
@@ -95,7 +91,7 @@ class TableHandle:
         if not isinstance(keys, Tensor):
             try:
                 # Asked for integers, torch would cut floats down to them; only of nothing it makes floats.
-                keys = torch.tensor(keys, dtype=None if len(keys) else torch.int64, device="cpu")
+                keys = torch.tensor(keys, dtype=None if len(keys) else torch.int64, device=self._group.device)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise InputError(f"[{where}] keys must be int64s; got {keys!r} ({error}).") from None
         if keys.dtype not in (torch.int32, torch.int64) or keys.dim() != 1:
@@ -103,9 +99,15 @@ class TableHandle:
                 f"[{where}] keys must be an int32 or int64 tensor of one dimension; got {keys.dtype} of shape "
                 f"{tuple(keys.shape)}."
             )
-        if keys.device.type != "cpu":
-            raise DeviceError(f"[{where}] the table is on cpu; the keys are on {keys.device}. Move them to cpu.")
+        self._require_here(where, "keys", keys)
         return keys.to(torch.int64).contiguous()
+
+    def _require_here(self, where: str, what: str, tensor: Tensor) -> None:
+        device = self._group.device
+        if tensor.device != device:
+            raise DeviceError(
+                f"[{where}] the table is on {device}; the {what} are on {tensor.device}. Move them to {device}."
+            )
 
     def _rows(self, where: str, rows: Tensor, n: int) -> Tensor:
         where = f"table {self.name!r}.{where}"
@@ -113,8 +115,7 @@ class TableHandle:
         if not isinstance(rows, Tensor) or rows.shape != (n, dim) or not rows.is_floating_point():
             got = f"{rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else repr(type(rows))
             raise InputError(f"[{where}] rows must be floats of shape ({n}, {dim}), one for each key; got {got}.")
-        if rows.device.type != "cpu":
-            raise DeviceError(f"[{where}] the table is on cpu; the rows are on {rows.device}. Move them to cpu.")
+        self._require_here(where, "rows", rows)
         rows = rows.detach().to(torch.float32).contiguous()
         dtype = self._table.config.dtype
         if not torch.isfinite(rows.to(getattr(torch, dtype))).all():

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,24 +14,12 @@ from shoal.index import NO_SLOT, HostIndex, insert
 from shoal.metrics import Counters
 from shoal.ops.birth import birth, native_init
 from shoal.storage import DramStorage
+from shoal.table.content import TableContent, TableStats
 
 # Compaction looks at this many buckets for each row that was erased or each key of a batch: it ends within the calls
 # that made it necessary, and none of them waits for much more than its own work.
 _BUCKETS_PER_ERASE = 4
 _LEAST_BUCKETS = 1024
-
-
-@dataclass(frozen=True)
-class TableStats:
-    """A table at one moment."""
-
-    rows: int
-    bytes: int
-    index_bytes: int
-    storage_bytes: int
-    budget_bytes: int | None
-    step: int
-    counters: Mapping[str, int]
 
 
 class HostTable:
@@ -201,10 +188,57 @@ class HostTable:
             | {"lookups": self.tally.lookups, "hits": self.tally.hits, "steps": self.backwards},
         )
 
-    def all_keys(self) -> Tensor:
+    # ---- rows by key
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def keys(self) -> Tensor:
         """Every key, in ascending order."""
         chunks = [entries.keys for entries in self.index.export()]
         return torch.cat(chunks).sort().values if chunks else torch.empty(0, dtype=torch.int64, device="cpu")
+
+    def contains(self, keys: Tensor) -> Tensor:
+        """Whether each key has a row."""
+        return self.find(keys) != NO_SLOT
+
+    def lookup(self, keys: Tensor) -> Tensor:
+        """The weights of each key; one without a row reads as what is missing does."""
+        return self.storage.read(self.find(keys), self.missing, keys)
+
+    def state(self, keys: Tensor) -> dict[str, Tensor]:
+        """The optimizer's columns of each key; one without a row reads as one is born."""
+        slots = self.find(keys)
+        return {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+
+    def scores(self, keys: Tensor) -> Tensor:
+        """The score of each key; NaN for one without a row."""
+        return self.storage.read_scores(self.find(keys))
+
+    def assign(self, keys: Tensor, weights: Tensor) -> None:
+        """Set the weights of keys, of duplicates the last; those without a row are born."""
+        distinct, inverse = torch.unique(keys, return_inverse=True)
+        with self.upserting(distinct) as slots:
+            self.storage.write(slots[inverse].contiguous(), weights)
+
+    def content(self) -> TableContent:
+        """All that the table holds now."""
+        keys = self.keys()
+        weights = self.lookup(keys).to(getattr(torch, self.config.dtype))
+        return TableContent(keys, weights, self.state(keys), self.scores(keys), self.step)
+
+
+def filled(config: Table, seed: int, content: TableContent) -> HostTable:
+    """A table with that content."""
+    table = HostTable(config, seed)
+    slots = table.upsert(content.keys)
+    table.storage.write(slots, content.weights.to(torch.float32))
+    for column in config.columns:
+        if column.name in content.state:
+            table.storage.write_state(column, slots, content.state[column.name])
+    table.storage.write_scores(slots, content.scores)
+    table.step = content.step
+    return table
 
 
 @contextmanager

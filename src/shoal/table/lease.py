@@ -7,29 +7,21 @@ the group deals with it at its next call, since it can come from any thread and 
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from shoal import _native
 from shoal.errors import BackwardError
-from shoal.table.plan import Plan
 
 
-@dataclass
-class Batch:
-    """A batch as its forward saw it."""
+class Applied(Protocol):
+    """What leases need to know of a batch."""
 
-    plan: Plan
-    bags: _native.Bags  # with the slots of the keys
-    keys: int
-    size: int  # bags of each feature
-    weights: Tensor | None
-    training: bool
-    scores: Sequence[float] = ()  # by table
-    applied: bool = False
+    applied: bool
+
+
+Held = TypeVar("Held", bound=Applied)
 
 
 class _Memory(bytearray):
@@ -42,15 +34,15 @@ class _Memory(bytearray):
         self.ended.append(self.number)
 
 
-class Leases:
+class Leases(Generic[Held]):
     """The live leases of one group, numbered as they begin."""
 
     def __init__(self) -> None:
-        self._live: dict[int, Batch] = {}
+        self._live: dict[int, Held] = {}
         self._ended: deque[int] = deque()
         self._numbers = itertools.count(1)
 
-    def begin(self, batch: Batch) -> Tensor:
+    def begin(self, batch: Held) -> Tensor:
         """Keep `batch` for as long as the returned tensor's storage lives."""
         number = next(self._numbers)
         memory = _Memory(number.to_bytes(8, "little"))
@@ -64,7 +56,7 @@ class Leases:
         """What a lookup returns that keeps nothing."""
         return torch.zeros(1, dtype=torch.int64, device="cpu")
 
-    def of(self, lease: Tensor) -> Batch:
+    def of(self, lease: Tensor) -> Held:
         """The batch behind a lease that no backward was applied to."""
         batch = self._live.get(int(lease))
         if batch is None:
@@ -79,7 +71,7 @@ class Leases:
             )
         return batch
 
-    def collect(self) -> list[Batch]:
+    def collect(self) -> list[Held]:
         """Forget the leases that ended since the last call; returns those that no backward was applied to."""
         dropped = []
         while self._ended:
@@ -88,7 +80,7 @@ class Leases:
                 dropped.append(batch)
         return dropped
 
-    def live(self) -> list[Batch]:
+    def live(self) -> list[Held]:
         """The batches that leases keep."""
         return list(self._live.values())
 

@@ -1,59 +1,20 @@
-"""How the features of a batch, in the order it brings them, meet the tables of a group. Made once for each order."""
+"""A lookup in host memory, in the form that the kernels take. Made once for each order of a batch's features."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from shoal import _native
-from shoal.config import Feature
-from shoal.errors import InputError, NotFoundError
 from shoal.table.host import HostTable
+from shoal.table.parts import Part, parts_of
 
 POOLINGS = {"none": _native.Pooling.none, "sum": _native.Pooling.sum, "mean": _native.Pooling.mean}
-
-
-@dataclass(frozen=True)
-class Part:
-    """One feature of one table: where it stands in the batch and in the output."""
-
-    table: int
-    feature: Feature
-    source: int
-    copy: int  # which of the batch's slots are this table's; a feature may feed several
-    column: int
-    dim: int
-    trains: bool  # inserts unseen keys and updates rows, in training
 
 
 class Plan:
     """The parts of a lookup, and their form for the kernels."""
 
     def __init__(self, tables: Sequence[HostTable], names: Sequence[str]) -> None:
-        sources = {name: number for number, name in enumerate(names)}
-        if len(sources) < len(names):
-            raise InputError(f"[lookup] wanted each feature of the batch once; got {', '.join(map(repr, names))}.")
         self.names = tuple(names)
-        self.parts: list[Part] = []
-        self.columns = 0
-        uses: dict[str, int] = {}
-        for number, table in enumerate(tables):
-            for feature in table.config.features:
-                if feature.name not in sources:
-                    raise NotFoundError(
-                        f"[lookup] table {table.config.name!r} wants the feature {feature.name!r}; the batch has "
-                        f"{', '.join(map(repr, names)) or 'no features'}."
-                    )
-                trains = feature.mode != "read" and table.config.optimizer is not None
-                copy = uses[feature.name] = uses.get(feature.name, -1) + 1
-                part = Part(number, feature, sources[feature.name], copy, self.columns, table.config.dim, trains)
-                self.parts.append(part)
-                if table.config.pooling != "none":  # sequences have an output each, and no columns
-                    self.columns += table.config.dim
-        unknown = [name for name in names if name not in uses]
-        if unknown:
-            raise NotFoundError(
-                f"[lookup] no table has the feature {', '.join(map(repr, unknown))} of the batch; the tables have "
-                f"{', '.join(map(repr, uses))}. Leave it out, or name it in a Table's features."
-            )
+        self.parts, self.columns, self.copies = parts_of([table.config for table in tables], names)
         self.lookup = _native.Lookup()
         for part in self.parts:
             table = tables[part.table]
@@ -69,7 +30,6 @@ class Plan:
                 part.column,
                 part.trains,
             )
-        self.copies = max(uses.values()) + 1
 
         # Backward: the tables that train, and which of the parts feed them.
         self.trained = sorted({part.table for part in self.parts if part.trains})

@@ -1,0 +1,230 @@
+"""Indexes in device memory: the buckets of all tables of a group, behind one anchor."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from shoal.errors import ShoalError
+from shoal.ops.find import triton as kernels
+from shoal.ops.launch import Launcher, kind_of
+
+_UNIT: int = kernels.UNIT.value
+BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
+ENTRIES: int = kernels.ENTRIES.value
+_WORDS = BUCKET_BYTES // 4
+_SLOTS_AT = kernels.SLOTS_AT.value // 4
+_KEYS_AT = kernels.KEYS_AT.value // 8
+# A bucket of 31 overflows for one key in a hundred at this load, and a find of a missing key looks at 1.1 buckets.
+_MOST_LOAD = 0.8
+_GROWTH = 1.5
+_LEAST_BUCKETS = 4
+# Programs of kernels that walk a list whose length only the device knows.
+WALKERS = 528
+# Keys that one program of one warp finds: its digests are then two loads of 16 bytes a thread.
+_FIND_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Items:
+    """A batch as the kernels take it. An item is a position of the batch in one copy of its slots.
+
+    tables_of: int32 [copies, features], the number of the table, twice, plus one if unseen keys are inserted; -1: none.
+    """
+
+    values: Tensor
+    offsets: Tensor
+    tables_of: Tensor
+    batch: int
+    features: int
+    copies: int
+    kind: Any = field(default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", kind_of(self.values, self.offsets))
+
+    @property
+    def n(self) -> int:
+        """Positions of the batch."""
+        return self.values.numel()
+
+    @property
+    def steps(self) -> int:
+        """Halvings that find a position's feature."""
+        return max(self.features - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a find tells. `lost` lists the items whose keys may be inserted, as many as the first of `counts` says."""
+
+    slots: Tensor
+    lost: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class Won:
+    """Items that claimed an entry for a new key: which, where, and how many."""
+
+    items: Tensor
+    at: Tensor
+    count: Tensor
+
+
+class DeviceIndex:
+    """key -> slot for each of a group's tables. What grows an index stops for the device; a find or claim does not."""
+
+    def __init__(self, anchor: Tensor, tables: int) -> None:
+        self.anchor = anchor
+        self._buffers: list[Tensor | None] = [None] * tables
+        self._buckets = [0] * tables
+        # Where the tables' buckets are, and how many rows each may have.
+        self.tables = torch.zeros(tables, kernels.TABLE_COLUMNS.value, dtype=torch.int64, device=anchor.device)
+        self.tables[:, kernels.MOST_ROWS.value] = 2**31 - 1
+        self._dummy = torch.zeros(1, dtype=torch.int32, device=anchor.device)
+        self._launchers: dict[Any, Launcher] = {}
+
+    def describe(self, families: Sequence[int], most_rows: Sequence[int]) -> None:
+        """Say which family of rows each table has, and how many rows it may have."""
+        self.tables[:, kernels.FAMILY.value] = torch.tensor(families, dtype=torch.int64)
+        self.tables[:, kernels.MOST_ROWS.value] = torch.tensor(most_rows, dtype=torch.int64)
+
+    # ---- memory
+
+    def bytes(self, table: int) -> int:
+        """Bytes of a table's buckets."""
+        return self._buckets[table] * BUCKET_BYTES
+
+    def capacity(self, table: int) -> int:
+        """Keys that fit a table's buckets as they are."""
+        return math.floor(self._buckets[table] * ENTRIES * _MOST_LOAD)
+
+    def buckets_for(self, table: int, keys: int) -> int:
+        """How many buckets a table has once `keys` keys fit."""
+        if keys <= self.capacity(table):
+            return self._buckets[table]
+        wanted = math.ceil(keys / (ENTRIES * _MOST_LOAD))
+        return max(wanted, math.ceil(self._buckets[table] * _GROWTH), _LEAST_BUCKETS)
+
+    def reserve(self, table: int, keys: int) -> None:
+        """Make room for `keys` keys in all: the buckets move to a larger run, no row does."""
+        buckets = self.buckets_for(table, keys)
+        if buckets != self._buckets[table]:
+            self._resize(table, buckets)
+
+    def clear(self, table: int) -> None:
+        """Forget all keys of a table."""
+        self._buffers[table] = None
+        self._buckets[table] = 0
+        self.tables[table, :2] = 0
+
+    def _resize(self, table: int, buckets: int) -> None:
+        fresh = torch.zeros(buckets, _WORDS, dtype=torch.int32, device=self.anchor.device)
+        fresh[:, _SLOTS_AT : _SLOTS_AT + ENTRIES] = kernels.EMPTY.value
+        at = self._offset(fresh)
+        if self._buckets[table]:
+            refused = torch.zeros(1, dtype=torch.int32, device=self.anchor.device)
+            kernels.rehash[(self._buckets[table],)](
+                self.anchor, self._at(table), self._buckets[table], at, buckets, refused, BLOCK=32, num_warps=1
+            )
+            if int(refused):
+                raise ShoalError(
+                    f"[index] {int(refused)} keys found no place in {buckets} buckets. No key was lost; this should "
+                    f"not happen with keys that were not made for it. Please report it."
+                )
+        self._buffers[table] = fresh
+        self._buckets[table] = buckets
+        self.tables[table, :2] = torch.tensor([at, buckets], dtype=torch.int64)
+
+    def _offset(self, tensor: Tensor) -> int:
+        return (tensor.data_ptr() - self.anchor.data_ptr()) // _UNIT
+
+    def _at(self, table: int) -> int:
+        buffer = self._buffers[table]
+        return 0 if buffer is None else self._offset(buffer)
+
+    # ---- batches
+
+    def find(self, items: Items, insert: bool, features_of: Tensor | None = None) -> Found:
+        """Slots of all items; -1 where there is no row. `features_of` gets the feature of every item."""
+        device = self.anchor.device
+        n, copies = items.n, items.copies
+        slots = torch.empty(copies * n, dtype=torch.int32, device=device)
+        lost = torch.empty(copies * n if insert else 1, dtype=torch.int32, device=device)
+        counts = torch.zeros(2, dtype=torch.int32, device=device)
+        if n:
+            self._launch(kernels.find, items, INSERT=insert, NAME=features_of is not None, BLOCK=_FIND_BLOCK)(
+                items.kind, (triton.cdiv(n, _FIND_BLOCK), copies),
+                self.anchor, self.tables, items.values, items.offsets, items.tables_of, slots,
+                slots if features_of is None else features_of, lost, counts, n, items.batch, items.features,
+            )  # fmt: skip
+        return Found(slots, lost, counts)
+
+    def claim(self, items: Items, found: Found, refused: Tensor) -> Won:
+        """Entries for the keys that were not found. REQUIRES: room for them."""
+        won = torch.empty_like(found.lost)
+        at = torch.empty(len(found.lost), dtype=torch.int64, device=self.anchor.device)
+        count = found.counts[1:]
+        if items.n:
+            self._launch(kernels.claim, items, BLOCK=32)(
+                items.kind, self._walkers(len(found.lost), 32),
+                self.anchor, self.tables, items.values, items.offsets, items.tables_of, found.lost, found.counts,
+                won, at, count, refused, self._dummy, items.n, items.batch, items.features,
+            )  # fmt: skip
+        return Won(won, at, count)
+
+    def find_lost(self, items: Items, found: Found) -> None:
+        """Slots of the items that were missing, now that their keys are in."""
+        if items.n:
+            self._launch(kernels.find_lost, items, BLOCK=_FIND_BLOCK)(
+                items.kind, self._walkers(len(found.lost), _FIND_BLOCK),
+                self.anchor, self.tables, items.values, items.offsets, items.tables_of, found.slots, found.lost,
+                found.counts, items.n, items.batch, items.features,
+            )  # fmt: skip
+
+    def _launch(self, kernel: Any, items: Items, **constants: Any) -> Launcher:
+        key = (kernel, items.steps, *constants.values())
+        launcher = self._launchers.get(key)
+        if launcher is None:
+            made = Launcher(kernel, {**constants, "STEPS": items.steps}, num_warps=1)
+            launcher = self._launchers[key] = made
+        return launcher
+
+    @staticmethod
+    def _walkers(items: int, block: int) -> tuple[int]:
+        return (max(1, min(triton.cdiv(items, block), WALKERS)),)
+
+    # ---- one table
+
+    def find_keys(self, table: int, keys: Tensor) -> Tensor:
+        """The slot of each key, or -1."""
+        slots = torch.full((len(keys),), -1, dtype=torch.int32, device=self.anchor.device)
+        if len(keys) and self._buckets[table]:
+            kernels.find_keys[(triton.cdiv(len(keys), 32),)](
+                self.anchor, self._at(table), self._buckets[table], keys, slots, len(keys), BLOCK=32, num_warps=1
+            )
+        return slots
+
+    def erase(self, table: int, keys: Tensor) -> Tensor:
+        """Take distinct keys out; returns the slot that each had, or -1."""
+        slots = torch.full((len(keys),), -1, dtype=torch.int32, device=self.anchor.device)
+        if len(keys) and self._buckets[table]:
+            kernels.erase[(triton.cdiv(len(keys), 32),)](
+                self.anchor, self._at(table), self._buckets[table], keys, slots, len(keys), BLOCK=32, num_warps=1
+            )
+        return slots
+
+    def entries(self, table: int) -> tuple[Tensor, Tensor]:
+        """All keys of a table and their slots, in no order."""
+        buffer = self._buffers[table]
+        if buffer is None:
+            device = self.anchor.device
+            return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int32, device=device)
+        used = buffer.view(torch.uint8)[:, :ENTRIES] != 0
+        keys = buffer.view(torch.int64)[:, _KEYS_AT : _KEYS_AT + ENTRIES]
+        return keys[used], buffer[:, _SLOTS_AT : _SLOTS_AT + ENTRIES][used]

@@ -1,0 +1,1 @@
+"""Keys to slots in device memory; on CPU the native index does this."""

@@ -1,0 +1,303 @@
+"""Keys to slots in device memory.
+
+A table's index is a run of buckets of 416 bytes: 31 one-byte digests and a mark, 31 slots, 31 keys. An entry is in use
+where its digest is not 0, so no key is reserved. A key lives in its home bucket or, where that was full, in one of the
+next few; the mark says that a bucket was full once, and that a find goes on behind it. One launch serves all tables:
+their buckets are named by their distance from one anchor.
+
+Inserts need no locks and no waiting. A key that was not found claims an entry by writing its own position in the batch
+into the entry's slot word; whoever meets a claim reads the claimant's key from the batch. So of equal keys one wins and
+the others see it.
+"""
+
+import triton
+import triton.language as tl
+
+UNIT = tl.constexpr(32)  # bytes; places are counted in it, which tells the compiler that loads may be wide
+BUCKET_UNITS = tl.constexpr(13)
+ENTRIES = tl.constexpr(31)
+LANES = tl.constexpr(32)  # the entries and the mark
+SLOTS_AT = tl.constexpr(32)
+KEYS_AT = tl.constexpr(160)
+EMPTY = tl.constexpr(-1)
+NO_SLOT = tl.constexpr(-1)
+# Behind its home a key goes this far; at a load of 0.8, one in 10^9 would have to go further.
+REACH = tl.constexpr(16)
+# Columns of the tables' descriptors.
+TABLE_COLUMNS = tl.constexpr(4)
+AT = tl.constexpr(0)
+BUCKETS = tl.constexpr(1)
+MOST_ROWS = tl.constexpr(2)
+FAMILY = tl.constexpr(3)
+
+
+@triton.jit
+def mix64(key):
+    x = key.to(tl.uint64)
+    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD
+    x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53
+    return x ^ (x >> 33)
+
+
+@triton.jit
+def home_of(hash, buckets):
+    """The upper half of the hash, scaled to the number of buckets."""
+    return (((hash >> 32) * buckets.to(tl.uint64)) >> 32).to(tl.int64)
+
+
+@triton.jit
+def digest_of(hash):
+    low = (hash & 0xFF).to(tl.int32)
+    return tl.where(low == 0, 1, low).to(tl.uint8)
+
+
+@triton.jit
+def next_bucket(bucket, buckets):
+    return tl.where(bucket + 1 >= buckets, 0, bucket + 1)
+
+
+@triton.jit
+def feature_of(offsets, at, batch, features, STEPS: tl.constexpr):
+    """The feature of each position: the last one that begins at or before it. STEPS halvings cover all features."""
+    low = tl.zeros_like(at).to(tl.int32)
+    high = low + features
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        reached = tl.load(offsets + middle.to(tl.int64) * batch) <= at
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle)
+    return low
+
+
+@triton.jit
+def probe(anchor, base, buckets, key, live):
+    """The slot of each live key in the buckets at `base` units from the anchor; NO_SLOT where there is none."""
+    hash = mix64(key)
+    digest = digest_of(hash)
+    bucket = home_of(hash, buckets)
+    entry = tl.arange(0, LANES)
+    digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
+    keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    found = tl.full(key.shape, NO_SLOT, tl.int32)
+    going = live & (buckets > 0)
+    passed = 0
+    while (tl.max(going.to(tl.int32), axis=0) > 0) & (passed <= REACH):
+        at = (base + bucket * BUCKET_UNITS) * UNIT
+        seen = tl.load(digests + at[:, None] + entry[None, :], mask=going[:, None], other=0)
+        alike = (seen == digest[:, None]) & (entry < ENTRIES)[None, :]
+        stored = tl.load(keys + (at // 8 + KEYS_AT // 8)[:, None] + entry[None, :], mask=alike, other=0)
+        which = tl.max(tl.where(alike & (stored == key[:, None]), entry[None, :], -1), axis=1)
+        hit = which >= 0
+        slot = tl.load(anchor + at // 4 + SLOTS_AT // 4 + which, mask=hit, other=NO_SLOT)
+        found = tl.where(hit, slot, found)
+        marked = tl.max(tl.where(entry[None, :] == ENTRIES, seen.to(tl.int32), 0), axis=1) > 0
+        going = going & (which < 0) & marked
+        bucket = next_bucket(bucket, buckets)
+        passed += 1
+    return found
+
+
+@triton.jit
+def append(count, flags):
+    """Places at the end of a list for the flagged lanes; its length grows by as many."""
+    ones = flags.to(tl.int32)
+    first = tl.atomic_add(count, tl.sum(ones, axis=0))
+    return first + tl.cumsum(ones, axis=0) - 1
+
+
+@triton.jit(do_not_specialize=["n", "batch", "features"])
+def find(
+    anchor, tables, values, offsets, tables_of, slots, features_of, lost, lost_count, n, batch, features,
+    INSERT: tl.constexpr, NAME: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Slots of a batch, one run of n for each copy. Where INSERT, items that were not found and may be are listed;
+    where NAME, `features_of` gets the feature of each item.
+
+    `tables_of[copy, feature]`: the number of the table, twice, plus one if it trains; -1 for none.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    copy = tl.program_id(1)
+    live = at < n
+    feature = feature_of(offsets, at, batch, features, STEPS)
+    coded = tl.load(tables_of + copy * features + feature, mask=live, other=-1)
+    live = live & (coded >= 0)
+    table = (coded >> 1).to(tl.int64)
+    base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=live, other=0)
+    buckets = tl.load(tables + table * TABLE_COLUMNS + BUCKETS, mask=live, other=0)
+    key = tl.load(values + at, mask=live, other=0).to(tl.int64)
+    slot = probe(anchor, base, buckets, key, live)
+    item = copy * n + at
+    tl.store(slots + item, slot, mask=at < n)
+    if NAME:
+        tl.store(features_of + item, feature, mask=at < n)
+    if INSERT:
+        missing = live & (slot < 0) & ((coded & 1) == 1)
+        if tl.sum(missing.to(tl.int32), axis=0) > 0:
+            tl.store(lost + append(lost_count, missing), item, mask=missing)
+
+
+@triton.jit
+def lost_keys(values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS: tl.constexpr):
+    """What a block of the list of missing items is about: (item, position, key, table, base, buckets)."""
+    item = tl.load(lost + lane, mask=live, other=0)
+    position = item % n
+    feature = feature_of(offsets, position, batch, features, STEPS)
+    table = (tl.load(tables_of + (item // n) * features + feature, mask=live, other=0) >> 1).to(tl.int64)
+    base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=live, other=0)
+    buckets = tl.load(tables + table * TABLE_COLUMNS + BUCKETS, mask=live, other=0)
+    key = tl.load(values + position, mask=live, other=0).to(tl.int64)
+    return item, position, key, table, base, buckets
+
+
+@triton.jit(do_not_specialize=["n", "batch", "features"])
+def claim(
+    anchor, tables, values, offsets, tables_of, lost, lost_count, won, won_at, won_count, refused, dummy,
+    n, batch, features, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """An entry for every missing key, claimed by one of its items: `won` lists them, `won_at` their slot words.
+
+    `refused` counts, by table, keys that found no entry within reach. `dummy`: a word that is never EMPTY, for lanes
+    that do not try.
+    """
+    total = tl.load(lost_count)
+    entry = tl.arange(0, LANES)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        live = lane < total
+        item, position, key, table, base, buckets = lost_keys(
+            values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
+        )
+        bucket = home_of(mix64(key), buckets)
+        passed = tl.zeros_like(position)
+        taken = tl.zeros_like(base)
+        wins = position < 0
+        going = live & (buckets > 0)
+        while tl.max(going.to(tl.int32), axis=0) > 0:
+            at = (base + bucket * BUCKET_UNITS) * UNIT
+            words = anchor + at // 4 + SLOTS_AT // 4
+            asks = going[:, None] & (entry < ENTRIES)[None, :]
+            # Not from the first-level cache: others are claiming.
+            word = tl.load(words[:, None] + entry[None, :], mask=asks, other=0, volatile=True)
+            held = word < EMPTY
+            other = tl.load(values + (EMPTY - 1 - word), mask=held, other=0).to(tl.int64)
+            twin = tl.max((held & (other == key[:, None])).to(tl.int32), axis=1) > 0
+            free = tl.min(tl.where(word == EMPTY, entry[None, :], LANES), axis=1)
+            tries = going & (twin == 0) & (free < LANES)
+            target = tl.where(tries, words + free, dummy)
+            before = tl.atomic_cas(target, tl.full(position.shape, EMPTY, tl.int32), EMPTY - 1 - position)
+            got = tries & (before == EMPTY)
+            wins = wins | got
+            taken = tl.where(got, at // 4 + SLOTS_AT // 4 + free, taken)
+            full = going & (twin == 0) & (free == LANES)
+            tl.store(anchor.to(tl.pointer_type(tl.uint8), bitcast=True) + at + ENTRIES, full.to(tl.uint8), mask=full)
+            bucket = tl.where(full, next_bucket(bucket, buckets), bucket)
+            passed = passed + full.to(tl.int32)
+            stuck = full & (passed > REACH)
+            tl.atomic_add(refused + table, 1, mask=stuck)
+            going = going & (twin == 0) & (got == 0) & (stuck == 0)
+        if tl.sum(wins.to(tl.int32), axis=0) > 0:
+            place = append(won_count, wins)
+            tl.store(won + place, item, mask=wins)
+            tl.store(won_at + place, taken, mask=wins)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["n", "batch", "features"])
+def find_lost(
+    anchor, tables, values, offsets, tables_of, slots, lost, lost_count, n, batch, features,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slots of the items that were missing, once their keys have entries."""
+    total = tl.load(lost_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        live = lane < total
+        item, _position, key, _table, base, buckets = lost_keys(
+            values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
+        )
+        tl.store(slots + item, probe(anchor, base, buckets, key, live), mask=live)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit
+def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.constexpr):
+    """The entries of one table's buckets into empty ones, each key once: no claims, only free entries to win."""
+    entry = tl.arange(0, BLOCK)
+    at = (old_at + tl.program_id(0).to(tl.int64) * BUCKET_UNITS) * UNIT
+    digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
+    keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    going = entry < ENTRIES
+    seen = tl.load(digests + at + entry, mask=going, other=0)
+    going = going & (seen != 0)
+    key = tl.load(keys + at // 8 + KEYS_AT // 8 + entry, mask=going, other=0)
+    slot = tl.load(anchor + at // 4 + SLOTS_AT // 4 + entry, mask=going, other=0)
+    hash = mix64(key)
+    new = tl.zeros_like(key) + new_buckets
+    bucket = home_of(hash, new)
+    which = tl.zeros_like(entry)
+    passed = tl.zeros_like(entry)
+    while tl.max(going.to(tl.int32), axis=0) > 0:
+        to = (new_at + bucket * BUCKET_UNITS) * UNIT
+        # A lane that does not try asks for the mark's word, which is never EMPTY.
+        words = anchor + to // 4 + SLOTS_AT // 4
+        before = tl.atomic_cas(
+            tl.where(going, words + which, words + ENTRIES), tl.full(entry.shape, EMPTY, tl.int32), slot
+        )
+        got = going & (before == EMPTY)
+        tl.store(digests + to + which, seen, mask=got)
+        tl.store(keys + to // 8 + KEYS_AT // 8 + which, key, mask=got)
+        which = which + 1
+        full = going & (got == 0) & (which == ENTRIES)
+        tl.store(digests + to + ENTRIES, full.to(tl.uint8), mask=full)
+        bucket = tl.where(full, next_bucket(bucket, new), bucket)
+        which = tl.where(full, 0, which)
+        passed = passed + full.to(tl.int32)
+        stuck = full & (passed > REACH)
+        tl.atomic_add(refused + tl.zeros_like(entry), 1, mask=stuck)
+        going = going & (got == 0) & (stuck == 0)
+
+
+@triton.jit
+def erase(anchor, at, buckets, keys, slots, n, BLOCK: tl.constexpr):
+    """Take keys, each given once, out of one table; `slots` gets the slots they had, or NO_SLOT."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = lane < n
+    key = tl.load(keys + lane, mask=live, other=0)
+    hash = mix64(key)
+    digest = digest_of(hash)
+    many = tl.zeros_like(key) + buckets
+    bucket = home_of(hash, many)
+    entry = tl.arange(0, LANES)
+    digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
+    stored_keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    found = tl.full(key.shape, NO_SLOT, tl.int32)
+    going = live & (many > 0)
+    passed = 0
+    while (tl.max(going.to(tl.int32), axis=0) > 0) & (passed <= REACH):
+        to = (at + bucket * BUCKET_UNITS) * UNIT
+        seen = tl.load(digests + to[:, None] + entry[None, :], mask=going[:, None], other=0)
+        alike = (seen == digest[:, None]) & (entry < ENTRIES)[None, :]
+        stored = tl.load(stored_keys + (to // 8 + KEYS_AT // 8)[:, None] + entry[None, :], mask=alike, other=0)
+        which = tl.max(tl.where(alike & (stored == key[:, None]), entry[None, :], -1), axis=1)
+        hit = which >= 0
+        word = anchor + to // 4 + SLOTS_AT // 4 + which
+        found = tl.where(hit, tl.load(word, mask=hit, other=NO_SLOT), found)
+        tl.store(word, EMPTY, mask=hit)
+        tl.store(digests + to + which, 0, mask=hit)
+        marked = tl.max(tl.where(entry[None, :] == ENTRIES, seen.to(tl.int32), 0), axis=1) > 0
+        going = going & (which < 0) & marked
+        bucket = next_bucket(bucket, many)
+        passed += 1
+    tl.store(slots + lane, found, mask=live)
+
+
+@triton.jit
+def find_keys(anchor, at, buckets, keys, slots, n, BLOCK: tl.constexpr):
+    """Slots of keys in one table."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = lane < n
+    key = tl.load(keys + lane, mask=live, other=0)
+    slot = probe(anchor, tl.zeros_like(key) + at, tl.zeros_like(key) + buckets, key, live)
+    tl.store(slots + lane, slot, mask=live)

@@ -1,0 +1,60 @@
+"""Launches of Triton kernels that take little of the host's time.
+
+A step has a dozen launches, and in each Triton looks at every argument. Here a kernel is compiled once for each kind of
+arguments that its caller tells apart, and then called directly.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from shoal.errors import DeviceError
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+
+def require(device: torch.device) -> None:
+    """Raise DeviceError where kernels cannot run on this device."""
+    if device.type != "cuda" and not INTERPRETED:
+        raise DeviceError(
+            f"[device] Triton kernels run on a GPU; got {device}. Set TRITON_INTERPRET=1 before the import to try them "
+            f"on cpu, slowly."
+        )
+
+
+class Launcher:
+    """A kernel with its constants and options."""
+
+    def __init__(self, kernel: Any, constants: dict[str, Any], **options: Any) -> None:
+        self._kernel = kernel
+        self._constants = constants
+        self._options = options
+        self._compiled: dict[Hashable, Any] = {}
+        names = [] if INTERPRETED else [name for name in kernel.arg_names if name in constants]
+        self._values = tuple(constants[name] for name in names)
+
+    def __call__(self, kind: Hashable, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Launch. `kind` tells apart arguments of other types or of an alignment below 16 bytes.
+
+        REQUIRES: constants are the kernel's last parameters, and its numbers are not specialised on.
+        """
+        ready = self._compiled.get(kind)
+        if ready is None:
+            made = self._kernel[grid](*arguments, **self._constants, **self._options)
+            if not INTERPRETED:
+                self._compiled[kind] = made
+            return
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        ready.run(
+            x, y, z, stream, ready.function, ready.packed_metadata, None, None, None,
+            *[given.data_ptr() if isinstance(given, Tensor) else given for given in arguments], *self._values,
+        )  # fmt: skip
+
+
+def kind_of(*tensors: Tensor | None) -> Hashable:
+    """What tells apart tensors that come from elsewhere."""
+    return tuple(None if one is None else (one.dtype, one.data_ptr() % 16 == 0) for one in tensors)

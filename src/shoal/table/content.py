@@ -1,0 +1,37 @@
+"""What a table holds, as tensors: what state_dict and deepcopy move; and what it tells about itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.config import Table
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """All that a table remembers: rows, in ascending order of keys where a table made it."""
+
+    keys: Tensor  # int64 [n]
+    weights: Tensor  # [n, dim] in the table's dtype
+    state: Mapping[str, Tensor]  # float32 [n, width] by column; one that is not there is as at birth
+    scores: Tensor  # float64 [n]
+    step: int
+
+
+@dataclass(frozen=True)
+class TableStats:
+    """A table at one moment."""
+
+    rows: int
+    bytes: int
+    index_bytes: int
+    storage_bytes: int
+    budget_bytes: int | None
+    step: int
+    counters: Mapping[str, int]
+
+
+def content_bytes(config: Table, rows: int) -> int:
+    """Bytes of the content of a table with that many rows."""
+    return rows * (config.row_bytes + 16)

@@ -1,0 +1,278 @@
+"""A group whose rows are in device memory: all tables of a collection, in families of one layout.
+
+A step launches kernels and waits for nothing. What the kernels find wrong they count; the counts come back behind the
+step, and the error is raised by the next call that sees them, or by `check`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config import Table, debugging
+from shoal.errors import CapacityError, InputError, NonFiniteError
+from shoal.ops import launch
+from shoal.table.content import TableContent
+from shoal.table.device_plan import DevicePlan
+from shoal.table.device_rows import DeviceRows
+from shoal.table.device_step import Looked, Lookups, Settings, Updates
+from shoal.table.device_table import DeviceTable
+from shoal.table.group import Group
+from shoal.table.lease import Leases
+
+
+@dataclass
+class Batch:
+    """A batch as its forward saw it."""
+
+    looked: Looked
+    training: bool
+    size: int
+    counts: tuple[int, ...]
+    steps: Tensor | None = None  # of the tables, where other backwards came since; else as they are now
+    applied: bool = False
+
+
+class DeviceGroup(Group):
+    """Tables in device memory."""
+
+    tables: Sequence[DeviceTable]
+
+    def __init__(
+        self, name: str, configs: Sequence[Table], seed: int, device: torch.device, slab_bits: int = 15
+    ) -> None:
+        launch.require(device)
+        self._rows = DeviceRows(configs, seed, device, slab_bits)
+        super().__init__(name, seed, device, [DeviceTable(self._rows, number) for number in range(len(configs))])
+        self._settings = Settings(self._rows, [table.optimizer_hyper for table in self.tables])
+        self._lookups = Lookups(self._rows)
+        self._updates = Updates(self._rows, self._settings)
+        self._stream: torch.cuda.Stream | None = None
+        self._reported = np.zeros(4 * len(configs) + 1, dtype=np.int64)
+
+    def _touch(self, batch: Batch) -> None:
+        if batch.training and batch.looked.plan.trained:
+            self._updates.touch(batch.looked, self._rows.steps if batch.steps is None else batch.steps)
+
+    def replace(self, contents: Mapping[int, TableContent]) -> None:
+        for number, content in contents.items():
+            self._rows.require_room(number, len(content.keys))
+        self.clear(list(contents))
+        for number, content in contents.items():
+            self.tables[number].fill(content)
+
+    def _make_plan(self, names: tuple[str, ...]) -> DevicePlan:
+        return DevicePlan(self._rows.configs, self._rows.families, names, self.device)
+
+    # ---- errors
+
+    def check(self) -> None:
+        """Wait for the device, and raise what went wrong so far."""
+        with self.writing():
+            self._heard_now()
+
+    def _heard_now(self) -> None:
+        self._rows.ledger.send()
+        self._raise(self._rows.hear(wait=True))
+
+    def _raise(self, counted: np.ndarray | None) -> None:
+        """Raise the first thing that the device counted and nobody heard of."""
+        if counted is None:
+            return
+        tables = len(self.tables)
+        bad = counted[-1]  # by table only what is counted up, and nothing that an erase counts down
+        seen = np.concatenate([counted[: 4 * tables], [bad]]).astype(np.int64)
+        new = seen - self._reported
+        self._reported = seen
+        dropped, skipped = new[2 * tables : 4 * tables : 2], new[2 * tables + 1 : 4 * tables : 2]
+        for table, drops, skips in zip(self.tables, dropped.tolist(), skipped.tolist(), strict=True):
+            table.counters.add("dropped_gradients", drops)
+            table.counters.add("skipped_rows", skips)
+        if new[-1]:
+            raise InputError(
+                f"[{self.name}] offsets must not decrease and must stay within the values; {new[-1]} bags of an "
+                f"earlier batch did not, and were read as empty."
+            )
+        refused = [
+            f"{count} of {table.config.name!r}"
+            for table, count in zip(self.tables, new[tables : 2 * tables].tolist(), strict=True)
+            if count
+        ]
+        if refused:
+            raise CapacityError(
+                f"[{self.name}] keys of an earlier batch found no room in device memory: {', '.join(refused)}. They "
+                f"have no row and learned nothing. Raise Hbm(...) in Table(tiers=), or erase keys that are not needed."
+            )
+        overflowed = [
+            f"{count} of {table.config.name!r}"
+            for table, count in zip(self.tables, skipped.tolist(), strict=True)
+            if count and table.raises
+        ]
+        if overflowed and self.loss_scale is None:
+            raise NonFiniteError(
+                f"[{self.name}] gradients of an earlier backward must be finite, and their sum not too large (its norm "
+                f"above 1e15); some were not: {', '.join(overflowed)} rows were left as they were. Find their source, "
+                f"or set Clip(nonfinite='skip')."
+            )
+
+    # ---- forward
+
+    def _follow(self) -> None:
+        """Behind whatever this group's last call launched, if that was on another stream."""
+        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return
+        now = torch.cuda.current_stream(self.device)
+        if self._stream is not None and now != self._stream:
+            now.wait_stream(self._stream)
+        self._stream = now
+
+    def lookup(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        columns: int,
+        training: bool,
+        keep: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        self._require_float(dtype)
+        self._check_tensors(names, values, offsets, weights)
+        plan = self._plan(names)
+        if not plan.columns or columns != plan.columns:
+            raise InputError(
+                f"[{self.name}] its outputs have {plan.columns} columns; got {columns}. Where tables do not pool, "
+                f"call lookup_each."
+            )
+        size = (offsets.numel() - 1) // max(len(names), 1)
+        out = torch.empty(size, columns, dtype=dtype, device=self.device)
+        return out, self._lookup(plan, values, offsets, weights, out, size, (), training, keep)
+
+    def lookup_each(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        counts: Sequence[int],
+        size: int,
+        training: bool,
+        keep: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        self._require_float(dtype)
+        self._check_tensors(names, values, offsets, None)
+        plan = self._plan(names)
+        if plan.columns:
+            raise InputError(f"[{self.name}] its tables pool; call lookup.")
+        counts = tuple(counts)
+        if len(counts) != len(names) or min(counts, default=0) < 0 or sum(counts) != values.numel():
+            raise InputError(
+                f"[{self.name}] the batch's lengths must agree with its values; its features have {list(counts)} keys "
+                f"by the one, and {values.numel()} in all by the other."
+            )
+        wanted = sum(counts[part.source] * part.dim for part in plan.parts)
+        if size != wanted:
+            raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")
+        bags = (offsets.numel() - 1) // max(len(names), 1)
+        out = torch.empty(size, dtype=dtype, device=self.device)
+        return out, self._lookup(plan, values, offsets, None, out, bags, counts, training, keep)
+
+    def _lookup(
+        self,
+        plan: DevicePlan,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        out: Tensor,
+        size: int,
+        counts: tuple[int, ...],
+        training: bool,
+        keep: bool,
+    ) -> Tensor:
+        with self.writing() if training or keep else self.reading():
+            if training:
+                self._raise(self._rows.hear())
+            self._follow()
+            looked = self._lookups.run(
+                plan,
+                values.contiguous(),
+                offsets.contiguous(),
+                self._floats(weights),
+                training,
+                keep,
+                out,
+                np.array(counts, dtype=np.int64) if counts else None,
+            )
+            if debugging() and training:
+                self._heard_now()
+            batch = Batch(looked, training, size, counts)
+            if keep:
+                return self._leases.begin(batch)
+            if training:
+                self._touch(batch)
+            return Leases.none()
+
+    # ---- backward
+
+    def update(
+        self,
+        lease: Tensor,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        grads: Sequence[Tensor],
+        weight_gradient: bool,
+    ) -> Tensor:
+        with self.writing():
+            batch: Batch = self._leases.of(lease)
+            plan = batch.looked.plan
+            self._check_tensors(plan.names, values, offsets, weights)
+            self._check_gradients(batch, grads)
+            self._follow()
+            looked = batch.looked.again(values.contiguous(), offsets.contiguous())
+            rows = [self._gradient(grad) for grad in grads]
+            result = torch.empty(0, dtype=torch.float32, device=self.device)
+            if weight_gradient:
+                result = self._updates.weight_gradients(looked, rows[0])
+            if batch.training and plan.trained:
+                self._apply(batch, looked, rows)
+            batch.applied = True
+            if debugging():
+                self._heard_now()
+            return result
+
+    def _apply(self, batch: Batch, looked: Looked, grads: Sequence[Tensor]) -> None:
+        self._settings.refresh([table.optimizer_hyper for table in self.tables])
+        scale = self.loss_scale
+        inverse, skip = None, None
+        if scale is not None:
+            inverse = scale.inverse(self.device)
+            skip = torch.stack([~torch.isfinite(grad).all() for grad in grads]).any().to(torch.int32).reshape(1)
+            scale.found(skip)
+        # Forwards that wait for their backward were made at the steps of now.
+        for other in self._leases.live():
+            if other is not batch and not other.applied and other.steps is None:
+                other.steps = self._rows.steps.clone()
+        self._updates.run(looked, grads, self._rows.steps if batch.steps is None else batch.steps, inverse, skip)
+        self._rows.ledger.send()
+
+    def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
+        plan = batch.looked.plan
+        wanted = (
+            [(batch.size, plan.columns)]
+            if plan.columns
+            else [(batch.counts[part.source], part.dim) for part in plan.parts]
+        )
+        if [tuple(grad.shape) for grad in grads] != wanted:
+            raise InputError(
+                f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "
+                f"{[tuple(grad.shape) for grad in grads]}."
+            )
+        for grad in grads:
+            if grad.device != self.device or not grad.is_floating_point():
+                raise InputError(
+                    f"[{self.name}] gradients must be floats on {self.device}; got {grad.dtype} on {grad.device}."
+                )

@@ -1,0 +1,97 @@
+"""How the features of a batch meet the tables of a group in device memory. Made once for each order of features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config import Table
+from shoal.ops.pool import triton as kernels
+from shoal.table.parts import Part, parts_of
+
+
+@dataclass(frozen=True)
+class FamilyParts:
+    """The parts of one family: a run of the plan's parts."""
+
+    family: int
+    first: int
+    count: int
+    parts: Tensor
+
+
+class DevicePlan:
+    """The parts of a lookup, ordered by family, and their form for the kernels."""
+
+    def __init__(
+        self, configs: Sequence[Table], families: Sequence[int], names: Sequence[str], device: torch.device
+    ) -> None:
+        self.names = tuple(names)
+        parts, self.columns, self.copies = parts_of(configs, names)
+        self.parts: list[Part] = parts
+        # The kernels' order: parts of one family beside each other.
+        order = sorted(range(len(parts)), key=lambda at: families[parts[at].table])
+        number_of = {at: number for number, at in enumerate(order)}
+        described = torch.tensor(
+            [self._describe(n, configs[parts[at].table], parts[at]) for n, at in enumerate(order)], dtype=torch.int64
+        )
+        self.device_parts = described.to(device)
+        self.families: list[FamilyParts] = []
+        for family in sorted({families[part.table] for part in parts}):
+            numbers = [n for n, at in enumerate(order) if families[parts[at].table] == family]
+            first, count = numbers[0], len(numbers)
+            self.families.append(FamilyParts(family, first, count, self.device_parts[first : first + count]))
+        coded = np.full((self.copies, len(names)), -1, dtype=np.int32)
+        in_copies = np.full((self.copies, len(names)), -1, dtype=np.int32)
+        for at, part in enumerate(parts):
+            coded[part.copy, part.source] = 2 * part.table + part.trains
+            in_copies[part.copy, part.source] = number_of[at]
+        self.tables_of = torch.from_numpy(coded).to(device)
+        self.reading_tables_of = torch.from_numpy(np.where(coded >= 0, coded & ~1, coded)).to(device)
+        self.parts_of = torch.from_numpy(in_copies).to(device)
+        self._sources_in_order = torch.tensor([part.source for part in parts], dtype=torch.int64).to(device)
+        self._dims_in_order = torch.tensor([part.dim for part in parts], dtype=torch.int64).to(device)
+        self._places = torch.tensor(order, dtype=torch.int64).to(device)
+        self.order = order
+        self.trained = sorted({part.table for part in parts if part.trains})
+        self.all_train = all(part.trains for part in parts)
+        self.trained_mask = torch.zeros(len(configs), dtype=torch.int64, device=device)
+        self.trained_mask[torch.tensor(self.trained, dtype=torch.int64)] = 1
+        # Which keys of each feature may be new in which table: int64 [tables, features] on the host.
+        self.births = np.zeros((len(configs), len(names)), dtype=np.int64)
+        for part in parts:
+            if part.trains:
+                self.births[part.table, part.source] += 1
+        # Whether items bring a part of their bag's gradient.
+        self.has_mean = any(configs[part.table].pooling == "mean" for part in parts)
+        # Gradients that begin at multiples of four elements are loaded four at a time.
+        self.aligned = all(part.dim % 4 == 0 for part in parts)
+        # Outputs without pooling lie as the batch does where each feature feeds one table, in order, in one family.
+        self.in_order = (
+            self.copies == 1
+            and len(self.families) == 1
+            and [part.source for part in parts] == list(range(len(names)))
+            and all(part.feature.mode != "write" for part in parts)
+        )
+
+    def starts(self, offsets: Tensor, batch: int) -> Tensor:
+        """Where each part's output begins, without pooling: parts lie behind each other in the order of tables."""
+        bounds = offsets[:: max(batch, 1)] if batch else offsets.new_zeros(len(self.names) + 1)
+        sizes = (bounds[1:] - bounds[:-1])[self._sources_in_order] * self._dims_in_order
+        begins = torch.cumsum(sizes, 0) - sizes
+        return begins[self._places]
+
+    @staticmethod
+    def _describe(number: int, config: Table, part: Part) -> list[int]:
+        row = [0] * kernels.PART_COLUMNS.value
+        row[kernels.SOURCE.value] = part.source
+        row[kernels.COPY.value] = part.copy
+        row[kernels.COLUMN.value] = part.column
+        row[kernels.TABLE.value] = part.table
+        row[kernels.MEAN.value] = config.pooling == "mean"
+        row[kernels.SILENT.value] = part.feature.mode == "write"
+        row[kernels.BLANK.value] = config.missing == "zero"
+        row[kernels.NUMBER.value] = number
+        return row

@@ -1,0 +1,339 @@
+"""The rows of a group's tables in device memory: index, storage and what the kernels keep count of.
+
+Nothing that a step does asks the device anything. Room is made from what the host knows: how many keys there were when
+it last heard, and how many came since. What the device counted comes back behind the step, and is read once it is
+there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
+from shoal.errors import CapacityError
+from shoal.index.device import BUCKET_BYTES, WALKERS, DeviceIndex, Found, Items
+from shoal.ops.birth import triton as birth_kernels
+from shoal.ops.launch import Launcher
+from shoal.ops.rows import triton as row_kernels
+from shoal.ops.update import triton as update_kernels
+from shoal.storage.hbm import HbmStorage, Layout
+
+_KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
+TRITON_TYPES = {
+    "float32": triton.language.float32,
+    "float16": triton.language.float16,
+    "bfloat16": triton.language.bfloat16,
+}
+_UNLIMITED = 2**31 - 1
+
+
+def signed(word: int) -> int:
+    """A 64-bit word as torch stores it."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+class Ledger:
+    """What the kernels count, in one tensor: it comes to the host in one copy.
+
+    By table: keys, keys refused for want of room, gradients dropped and rows skipped, births; by family: slots taken;
+    and bad bags.
+    """
+
+    def __init__(self, tables: int, families: int, device: torch.device) -> None:
+        self.device = torch.zeros(5 * tables + families + 1, dtype=torch.int32, device=device)
+        self.keys = self.device[:tables]
+        self.refused = self.device[tables : 2 * tables]
+        self.left_out = self.device[2 * tables : 4 * tables]
+        self.births = self.device[4 * tables : 5 * tables]
+        self.taken = self.device[5 * tables : 5 * tables + families]
+        self.bad_bags = self.device[5 * tables + families :]
+        pinned = device.type == "cuda"
+        self._copies = [torch.zeros(len(self.device), dtype=torch.int32, pin_memory=pinned) for _ in range(4)]
+        self._events: list[Any] = [None] * 4
+        self.sent = 0
+        self._heard = 0
+
+    def send(self) -> int:
+        """Copy it to the host behind what was launched so far; returns the copy's number."""
+        at = self.sent % len(self._copies)
+        self._copies[at].copy_(self.device, non_blocking=True)
+        if self.device.is_cuda:
+            self._events[at] = self._events[at] or torch.cuda.Event()
+            self._events[at].record()
+        self.sent += 1
+        return self.sent
+
+    def hear(self, wait: bool = False) -> tuple[int, np.ndarray] | None:
+        """The newest copy that is there and was not heard yet, and its number; with `wait`, the newest of all."""
+        oldest = max(self._heard, self.sent - len(self._copies))
+        for number in range(self.sent, oldest, -1):
+            at = (number - 1) % len(self._copies)
+            event = self._events[at]
+            if event is not None and wait:
+                event.synchronize()
+            if event is None or event.query():
+                self._heard = number
+                return number, self._copies[at].numpy().copy()
+        return None
+
+
+class DeviceRows:
+    """Index and rows of all tables of a group."""
+
+    def __init__(self, configs: Sequence[Table], seed: int, device: torch.device, slab_bits: int = 15) -> None:
+        self.configs = tuple(configs)
+        self.device = device
+        layouts: list[Layout] = []
+        self.families: list[int] = []
+        kinds: list[Any] = []
+        for config in configs:
+            layout = Layout(config.dim, config.dtype, config.columns)
+            kind = (layout, type(config.optimizer), getattr(config.optimizer, "duplicates", None))
+            if kind not in kinds:
+                kinds.append(kind)
+                layouts.append(layout)
+            self.families.append(kinds.index(kind))
+        tables = len(configs)
+        self.ledger = Ledger(tables, len(layouts), device)
+        self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
+        self.index = DeviceIndex(self.anchor, tables)
+        self.storage = HbmStorage(self.anchor, layouts, self.ledger.taken, slab_bits)
+        self.steps = torch.zeros(tables, dtype=torch.int64, device=device)
+        self.inits, self.scales = self._initialisers(seed)
+        self.normal = _native.normal_table().to(device)
+        self.has_normal = any(isinstance(config.init, Normal) for config in configs)
+        self._budgets = [None if not config.tiers else config.tiers[0].bytes for config in configs]
+        # Most rows that a table and a family can have had since the host last heard, and how many each step added.
+        self._most_keys = np.zeros(tables, dtype=np.int64)
+        self._most_taken = np.zeros(len(layouts), dtype=np.int64)
+        self._since: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self._capacity = np.zeros(tables, dtype=np.int64)
+        self._supply = np.zeros(len(layouts), dtype=np.int64)
+        self._family_of = np.array(self.families)
+        self._births: dict[tuple[int, int], Launcher] = {}
+        self._taken = [self.ledger.taken[family:] for family in range(len(layouts))]
+        self._describe()
+
+    def _initialisers(self, seed: int) -> tuple[Tensor, Tensor]:
+        inits, scales = [], []
+        for config in self.configs:
+            name = _native.name_hash(config.name)
+            init = config.init
+            kind = _KINDS.get(type(init), birth_kernels.NORMAL).value
+            births = _native.birth_stream(seed, name)
+            inits.append([kind, signed(births), signed(_native.rounding_stream(seed, name)), 0])
+            match init:
+                case Uniform(low, high):
+                    scales.append([low, high - low])
+                case Normal(mean, std):
+                    scales.append([mean, std])
+                case Constant(value):
+                    scales.append([value, 0.0])
+                case _:
+                    scales.append([0.0, 0.0])
+        return (
+            torch.tensor(inits, dtype=torch.int64).to(self.device),
+            torch.tensor(scales, dtype=torch.float32).to(self.device),
+        )
+
+    def layout(self, table: int) -> Layout:
+        """The layout of a table's rows."""
+        return self.storage.families[self.families[table]].layout
+
+    def _describe(self) -> None:
+        most = []
+        for number, budget in enumerate(self._budgets):
+            rows = _UNLIMITED
+            if budget is not None:
+                rows = min(rows, max(budget - self.index.bytes(number), 0) // self.layout(number).row_bytes)
+            most.append(rows)
+        self.index.describe(self.families, most)
+        self._most_rows = np.array(most, dtype=np.int64)
+
+    # ---- room
+
+    def make_room(self, more: np.ndarray) -> None:
+        """Room for at most `more[table]` new keys. Waits for the device only where what is known is not enough."""
+        if self._fits(more):
+            self._count(more)
+            return
+        self.hear()
+        if not self._fits(more):
+            self.ledger.send()
+            self.hear(wait=True)
+            if not self._fits(more):
+                self._grow(more)
+        self._count(more)
+
+    def _fits(self, more: np.ndarray) -> bool:
+        keys = np.minimum(self._most_keys + more, self._most_rows)
+        families = np.bincount(self._family_of, weights=more, minlength=len(self._supply))
+        return bool((keys <= self._capacity).all() and (self._most_taken + families <= self._supply).all())
+
+    def _count(self, more: np.ndarray) -> None:
+        self._most_keys += more
+        families = np.bincount(self._family_of, weights=more, minlength=len(self._supply)).astype(np.int64)
+        self._most_taken += families
+        self._since.append((self.ledger.sent, more, families))
+
+    def hear(self, wait: bool = False) -> np.ndarray | None:
+        """Read what the device counted, if it is there."""
+        heard = self.ledger.hear(wait)
+        if heard is None:
+            return None
+        number, counted = heard
+        tables = len(self.configs)
+        self._since = [entry for entry in self._since if entry[0] >= number]
+        self._most_keys = counted[:tables].astype(np.int64)
+        self._most_taken = counted[5 * tables : 5 * tables + len(self._supply)].astype(np.int64)
+        for _number, more, families in self._since:
+            self._most_keys = self._most_keys + more
+            self._most_taken = self._most_taken + families
+        return counted
+
+    def _grow(self, more: np.ndarray) -> None:
+        # Beyond this batch, room for two like it: then a table that no longer grows is never waited for.
+        for number in np.nonzero(more)[0].tolist():
+            wanted = int(self._most_keys[number] + 3 * more[number])
+            wanted = min(wanted, int(self._most_rows[number]))
+            self._require_budget(number, int(self._most_keys[number]))
+            self.index.reserve(number, wanted)
+            self._capacity[number] = self.index.capacity(number)
+        self._describe()
+        families = np.bincount(self._family_of, weights=more, minlength=len(self._supply)).astype(np.int64)
+        for family in np.nonzero(self._most_taken + families > self._supply)[0].tolist():
+            lacking = int(self._most_taken[family] + 3 * families[family] - self._supply[family])
+            held = self.storage.families[family]
+            self.storage.grow(family, max(lacking, held.slots // 8))
+            self._most_taken[family] = 0
+            self._supply[family] = self.storage.supply(family)
+
+    def require_room(self, number: int, keys: int) -> None:
+        """Raise CapacityError where a table's budget does not hold so many keys."""
+        budget = self._budgets[number]
+        if budget is None:
+            return
+        wanted = self.index.buckets_for(number, keys) * BUCKET_BYTES + keys * self.layout(number).row_bytes
+        if wanted > budget:
+            raise CapacityError(
+                f"[table {self.configs[number].name!r}] {keys} rows take {format_size(wanted)}; the budget is "
+                f"Hbm({format_size(budget)!r}). Raise it in Table(tiers=[Hbm(...)]), or erase keys that are not needed."
+            )
+
+    def counted(self, number: int) -> dict[str, int]:
+        """What the device counted about a table since it was made."""
+        return {"births": int(self.ledger.births[number])}
+
+    def _require_budget(self, number: int, keys: int) -> None:
+        budget = self._budgets[number]
+        least = self.layout(number).row_bytes + self.index.bytes(number)
+        if budget is not None and budget < least:
+            raise CapacityError(
+                f"[table {self.configs[number].name!r}] a row and its index take {format_size(least)}; the budget is "
+                f"Hbm({format_size(budget)!r}). Raise it in Table(tiers=[Hbm(...)])."
+            )
+
+    # ---- keys
+
+    def find(self, items: Items, insert: bool, features_of: Tensor | None = None) -> Found:
+        """Slots of a batch; where `insert`, keys that have no row get one."""
+        found = self.index.find(items, insert, features_of)
+        if insert and items.n:
+            won = self.index.claim(items, found, self.ledger.refused)
+            for family in range(len(self.storage.families)):
+                self._give_birth(items, won.items, won.at, won.count, family)
+            self.index.find_lost(items, found)
+            self.ledger.send()
+        return found
+
+    def _give_birth(self, items: Items, won: Tensor, at: Tensor, count: Tensor, family: int) -> None:
+        held = self.storage.families[family]
+        layout = held.layout
+        d = triton.next_power_of_2(layout.dim)
+        s = triton.next_power_of_2(max(layout.state_floats, 1))
+        block = max(1, min(32, 4096 // max(d, s)))
+        launcher = self._births.get((family, items.steps))
+        if launcher is None:
+            constants = {
+                "WEIGHTS": TRITON_TYPES[layout.dtype],
+                "WEIGHT_BYTES": layout.weight_type.itemsize,
+                "HAS_NORMAL": self.has_normal,
+                "SLAB_BITS": self.storage.slab_bits,
+                "DIM": layout.dim,
+                "D": d,
+                "STATE": layout.state_floats,
+                "S": s,
+                "STEPS": items.steps,
+                "BLOCK": block,
+            }
+            launcher = Launcher(birth_kernels.birth, constants, num_warps=4, enable_fp_fusion=False)
+            self._births[family, items.steps] = launcher
+        launcher(
+            items.kind, (max(1, min(triton.cdiv(len(won), block), WALKERS)),),
+            self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state, self.normal,
+            items.values, items.offsets, items.tables_of, won, at, count,
+            held.free, len(held.free), self._taken[family], self.ledger.keys, self.ledger.refused,
+            self.ledger.births, self.steps,
+            items.n, items.batch, items.features, family, layout.weight_stride, layout.tail_stride,
+        )  # fmt: skip
+
+    def first_rows(self, table: int, keys: Tensor) -> Tensor:
+        """The rows that keys are born with, float32 [n, dim]."""
+        dim = self.configs[table].dim
+        out = torch.empty(len(keys), dim, dtype=torch.float32, device=self.device)
+        if len(keys):
+            d = triton.next_power_of_2(dim)
+            block = max(1, min(32, 4096 // d))
+            row_kernels.first_rows[(triton.cdiv(len(keys), block),)](
+                self.inits, self.scales, self.normal, table, keys, out, len(keys), dim,
+                HAS_NORMAL=self.has_normal, D=d, BLOCK=block, enable_fp_fusion=False,
+            )  # fmt: skip
+        return out
+
+    def upsert(self, table: int, keys: Tensor) -> Tensor:
+        """Slots of distinct keys of one table; those without a row are born."""
+        more = np.zeros(len(self.configs), dtype=np.int64)
+        more[table] = len(keys)
+        self.make_room(more)
+        offsets = torch.tensor([0, len(keys)], dtype=torch.int64).to(self.device)
+        tables_of = torch.tensor([[2 * table + 1]], dtype=torch.int32).to(self.device)
+        return self.find(Items(keys, offsets, tables_of, 1, 1, 1), insert=True).slots
+
+    def erase(self, table: int, keys: Tensor) -> Tensor:
+        """Take distinct keys out; returns the slots that they had. Waits for the device."""
+        slots = self.index.erase(table, keys)
+        slots = slots[slots >= 0]
+        self.ledger.keys[table] -= len(slots)
+        return slots
+
+    def give(self, table: int, slots: Tensor) -> None:
+        """Free the slots of erased rows."""
+        family = self.families[table]
+        self.storage.give(family, slots)
+        self._relisted(family)
+
+    def _relisted(self, family: int) -> None:
+        # What is on its way to the host was counted against the list before.
+        self.ledger.send()
+        self.hear(wait=True)
+        self._supply[family] = self.storage.supply(family)
+        self._most_taken[family] = 0
+
+    def clear(self, table: int) -> None:
+        """Forget all rows of a table."""
+        _keys, slots = self.index.entries(table)
+        self.index.clear(table)
+        self._capacity[table] = 0
+        self.ledger.keys[table] = 0
+        self.give(table, slots)
+
+    @property
+    def update_counts(self) -> Tensor:
+        """By table: gradients dropped, rows skipped."""
+        assert update_kernels.COUNT_COLUMNS.value == 2
+        return self.ledger.left_out

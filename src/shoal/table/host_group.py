@@ -1,0 +1,291 @@
+"""A group whose rows are in host memory: all tables of a collection, whatever their layout."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Table, get_num_threads
+from shoal.errors import InputError, NonFiniteError
+from shoal.ops.pool import bags_of, bind_again, pool, pool_each
+from shoal.ops.update import all_finite, update, weight_gradients
+from shoal.table.content import TableContent
+from shoal.table.group import Group, is_refused_memory
+from shoal.table.host import HostTable, births, filled
+from shoal.table.lease import Leases
+from shoal.table.parts import Part
+from shoal.table.plan import Plan
+
+
+@dataclass
+class Batch:
+    """A batch as its forward saw it."""
+
+    plan: Plan
+    bags: _native.Bags  # with the slots of the keys
+    keys: int
+    size: int  # bags of each feature
+    weights: Tensor | None
+    training: bool
+    scores: Sequence[float] = ()  # by table
+    applied: bool = False
+
+
+class HostGroup(Group):
+    """Tables in host memory."""
+
+    tables: Sequence[HostTable]
+
+    def __init__(self, name: str, configs: Sequence[Table], seed: int) -> None:
+        super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed) for config in configs])
+
+    def _touch(self, batch: Batch) -> None:
+        for part in batch.plan.parts:
+            if part.trains and batch.training:
+                table = self.tables[part.table]
+                batch.bags.touch(table.storage.rows, part.source, part.copy, batch.scores[part.table])
+
+    def replace(self, contents: Mapping[int, TableContent]) -> None:
+        made = {n: filled(self.tables[n].config, self.seed, content) for n, content in contents.items()}
+        self.clear(list(contents))
+        for number, table in made.items():
+            self.tables[number].take_over(table)
+
+    def check(self) -> None:
+        """Nothing: what goes wrong in host memory is raised at once."""
+
+    def _make_plan(self, names: tuple[str, ...]) -> Plan:
+        return Plan(self.tables, names)
+
+    # ---- forward
+
+    def lookup(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        columns: int,
+        training: bool,
+        keep: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow."""
+        self._require_float(dtype)
+
+        def read(batch: Batch) -> tuple[Tensor, list[int]]:
+            plan = batch.plan
+            if not plan.columns or columns != plan.columns:
+                raise InputError(
+                    f"[{self.name}] its outputs have {plan.columns} columns; got {columns}. Where tables do not pool, "
+                    f"call lookup_each."
+                )
+            return pool(plan.lookup, batch.bags, batch.size, plan.columns, dtype, training)
+
+        return self._lookup(names, values, offsets, weights, training, keep, read)
+
+    def lookup_each(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        counts: Sequence[int],
+        size: int,
+        training: bool,
+        keep: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """Rows of every key of a batch, feature behind feature: (flat [size], lease).
+
+        `counts` and `size`: how many keys of each feature, and elements of the output, the caller takes them to be.
+        """
+        self._require_float(dtype)
+
+        def read(batch: Batch) -> tuple[Tensor, list[int]]:
+            bounds = batch.bags.bounds
+            if batch.plan.columns:
+                raise InputError(f"[{self.name}] its tables pool; call lookup.")
+            if list(counts) != [end - begin for begin, end in pairwise(bounds)]:
+                raise InputError(
+                    f"[{self.name}] the batch's lengths must agree with its offsets; its features have {list(counts)} "
+                    f"keys by the one and begin at {bounds} by the other. Do not change a batch's tensors in place."
+                )
+            wanted = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in batch.plan.parts)
+            if size != wanted:
+                raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")
+            return pool_each(batch.plan.lookup, batch.bags, size, dtype, training)
+
+        return self._lookup(names, values, offsets, None, training, keep, read)
+
+    def _lookup(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        training: bool,
+        keep: bool,
+        read: Callable[[Batch], tuple[Tensor, list[int]]],
+    ) -> tuple[Tensor, Tensor]:
+        self._check_tensors(names, values, offsets, weights)
+        # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it points to.
+        with self.writing() if training or keep else self.reading():
+            values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
+            plan = self._plan(names)
+            bags = bags_of(values, offsets, weights, len(names), plan.copies)
+            size = (offsets.numel() - 1) // max(len(names), 1)
+            batch = Batch(plan, bags, values.numel(), size, weights, training)
+            out, lacking = read(batch)
+            if lacking:
+                self._give_birth(batch, lacking)
+            trains = training and bool(plan.trained)
+            if trains:
+                batch.scores = [float(table.step) for table in self.tables]
+            if keep:
+                return out, self._leases.begin(batch)
+            if trains:
+                self._touch(batch)
+                self._compact(batch)
+            return out, Leases.none()
+
+    def _give_birth(self, batch: Batch, lacking: Sequence[int]) -> None:
+        """Rows for the keys that no table has, then what waited for them. All of it, or nothing changes."""
+        parts: dict[int, list[tuple[int, int]]] = {}
+        for part, lacks in zip(batch.plan.parts, lacking, strict=True):
+            if lacks and part.trains:
+                parts.setdefault(part.table, []).append((part.source, part.copy))
+        tables = [self.tables[number] for number in parts]
+        new = batch.bags.missing(list(parts.values()), get_num_threads())
+        with births(tables, [new.keys(at) for at in range(len(tables))]) as slots:
+            for at, taken in enumerate(slots):
+                batch.bags.fill(new, at, taken)
+            batch.bags.finish(get_num_threads())
+
+    # ---- backward
+
+    def update(
+        self,
+        lease: Tensor,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        grads: Sequence[Tensor],
+        weight_gradient: bool,
+    ) -> Tensor:
+        """Apply a forward's output gradients to its rows; returns the gradient of the per-sample weights, or nothing.
+
+        `values`, `offsets` and `weights` are the forward's once more, as autograd kept them: a compiled program reuses
+        the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor, or one
+        [keys, dim] tensor for each part of the plan.
+        """
+        with self.writing():
+            batch = self._leases.of(lease)
+            self._check_tensors(batch.plan.names, values, offsets, weights)
+            self._check_gradients(batch, grads)
+            values, offsets, batch.weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
+            bind_again(batch.bags, values, offsets, batch.weights)
+            rows = [self._gradient(grad) for grad in grads]
+            result = torch.empty(0, dtype=torch.float32, device="cpu")
+            if weight_gradient:
+                plan = batch.plan
+                result = weight_gradients(
+                    plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, batch.keys
+                )
+            if batch.training and batch.plan.trained:
+                self._apply(batch, rows, offsets)
+            batch.applied = True
+            self._compact(batch)
+            return result
+
+    def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
+        plan, bounds = batch.plan, batch.bags.bounds
+        wanted = (
+            [(batch.size, plan.columns)]
+            if plan.columns
+            else [(bounds[part.source + 1] - bounds[part.source], part.dim) for part in plan.parts]
+        )
+        if [tuple(grad.shape) for grad in grads] != wanted:
+            raise InputError(
+                f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "
+                f"{[tuple(grad.shape) for grad in grads]}."
+            )
+        for grad in grads:
+            if grad.device.type != "cpu" or not grad.is_floating_point():
+                raise InputError(f"[{self.name}] gradients must be floats on cpu; got {grad.dtype} on {grad.device}.")
+
+    def _apply(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor) -> None:
+        plan, trained = batch.plan, [self.tables[number] for number in batch.plan.trained]
+        factor = 1.0 if self.loss_scale is None else self.loss_scale.factor()
+        if self._is_skipped(batch, grads, offsets):
+            for table in trained:
+                table.counters.add("skipped_backwards")
+            self._touch(batch)
+            return
+        left_out = update(
+            [
+                table.native_update(batch.scores[number], 1.0 / factor)
+                for number, table in zip(plan.trained, trained, strict=True)
+            ],
+            plan.update_features,
+            grads if len(grads) == 1 else [grads[at] for at in plan.training_parts],
+            batch.bags,
+        )
+        for table in trained:
+            table.step += 1
+            table.backwards += 1
+        for counts in left_out:
+            trained[counts.table].counters.add("dropped_gradients", counts.dropped)
+            trained[counts.table].counters.add("skipped_rows", counts.overflowed)
+        overflowed = [(trained[counts.table], counts.overflowed) for counts in left_out if counts.overflowed]
+        if overflowed and self.loss_scale is not None:
+            self.loss_scale.found_nonfinite()
+        elif any(table.raises for table, _ in overflowed):
+            batch.applied = True
+            rows = ", ".join(f"{count} of {table.config.name!r}" for table, count in overflowed)
+            raise NonFiniteError(
+                f"[{self.name}] gradients are finite, but for some rows their sum is too large (its norm above 1e15): "
+                f"{rows}. These rows were left as they were, the others updated. Scale the loss down, or clip."
+            )
+
+    def _is_skipped(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor) -> bool:
+        """Whether NaN or infinity is on its way to the rows, and settings say to skip; raises where they do not."""
+        if all(all_finite(grad) for grad in grads) and (batch.weights is None or all_finite(batch.weights)):
+            return False
+        if self.loss_scale is not None:
+            self.loss_scale.found_nonfinite()
+            return True
+        reached = [part for part in batch.plan.parts if part.trains and self._is_reached(batch, grads, offsets, part)]
+        stopped = [part for part in reached if self.tables[part.table].raises]
+        if stopped:
+            names = sorted({self.tables[part.table].config.name for part in stopped})
+            raise NonFiniteError(
+                f"[{self.name}] gradients must be finite; NaN or infinity reached {', '.join(map(repr, names))} "
+                f"through {', '.join(repr(part.feature.name) for part in stopped)}. No row was changed. Find their "
+                f"source, or set Clip(nonfinite='skip') to leave such a backward out."
+            )
+        return bool(reached)
+
+    def _is_reached(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor, part: Part) -> bool:
+        if batch.weights is not None:
+            bounds = batch.bags.bounds
+            if not all_finite(batch.weights[bounds[part.source] : bounds[part.source + 1]]):
+                return True
+        if not batch.plan.columns:
+            return not all_finite(grads[batch.plan.parts.index(part)])
+        # The gradient of an empty bag goes nowhere.
+        bags = offsets[part.source * batch.size : (part.source + 1) * batch.size + 1]
+        return not all_finite(grads[0][bags.diff() > 0, part.column : part.column + part.dim])
+
+    def _compact(self, batch: Batch) -> None:
+        """Between leases, give memory of erased rows back: a little in each call."""
+        if all(other.applied for other in self._leases.live()):
+            for table in self.tables:
+                try:
+                    table.compact(batch.keys // len(self.tables))
+                except (MemoryError, RuntimeError) as error:
+                    # The batch is done, and another one will do this after it.
+                    if not is_refused_memory(error):
+                        raise

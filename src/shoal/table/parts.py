@@ -1,0 +1,49 @@
+"""How the features of a batch, in the order it brings them, meet the features of tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.config import Feature, Table
+from shoal.errors import InputError, NotFoundError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One feature of one table: where it stands in the batch and in the output."""
+
+    table: int
+    feature: Feature
+    source: int
+    copy: int  # which of the batch's slots are this table's; a feature may feed several
+    column: int
+    dim: int
+    trains: bool  # inserts unseen keys and updates rows, in training
+
+
+def parts_of(configs: Sequence[Table], names: Sequence[str]) -> tuple[list[Part], int, int]:
+    """The parts of a lookup in the order of tables, the columns of its output, and the copies of slots it needs."""
+    sources = {name: number for number, name in enumerate(names)}
+    if len(sources) < len(names):
+        raise InputError(f"[lookup] wanted each feature of the batch once; got {', '.join(map(repr, names))}.")
+    parts: list[Part] = []
+    columns = 0
+    uses: dict[str, int] = {}
+    for number, config in enumerate(configs):
+        for feature in config.features:
+            if feature.name not in sources:
+                raise NotFoundError(
+                    f"[lookup] table {config.name!r} wants the feature {feature.name!r}; the batch has "
+                    f"{', '.join(map(repr, names)) or 'no features'}."
+                )
+            trains = feature.mode != "read" and config.optimizer is not None
+            copy = uses[feature.name] = uses.get(feature.name, -1) + 1
+            parts.append(Part(number, feature, sources[feature.name], copy, columns, config.dim, trains))
+            if config.pooling != "none":  # sequences have an output each, and no columns
+                columns += config.dim
+    unknown = [name for name in names if name not in uses]
+    if unknown:
+        raise NotFoundError(
+            f"[lookup] no table has the feature {', '.join(map(repr, unknown))} of the batch; the tables have "
+            f"{', '.join(map(repr, uses))}. Leave it out, or name it in a Table's features."
+        )
+    return parts, columns, max(uses.values()) + 1
