@@ -1,6 +1,7 @@
-"""Run a suite: `python -m benchmarks.run cpu [--only PATTERN] [--quick] [--no-save]`."""
+"""Run a suite: `python -m benchmarks.run cpu|gpu [--only PATTERN] [--quick] [--no-save]`."""
 
 import argparse
+import importlib
 import os
 import sys
 import warnings
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import plot, record
+from benchmarks import record
 from benchmarks.check import Mismatch
 from benchmarks.measure import FULL, OURS, QUICK, Bench, QuietGate, Result
 from benchmarks.registry import Case
@@ -100,7 +101,7 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["cpu"])
+    parser.add_argument("suite", choices=["cpu", "gpu"])
     parser.add_argument(
         "--only", metavar="PATTERN", default="*", help="cases whose name contains this or matches it as a glob"
     )
@@ -111,11 +112,11 @@ def main() -> int:
     parser.add_argument(
         "--patience", type=float, default=900, help="seconds to wait, in all, for others to leave the machine alone"
     )
+    parser.add_argument("--no-plot", action="store_true", help="append the CSV, and draw nothing")
     parser.add_argument("--list", action="store_true", help="name the cases and what they compare")
     given = parser.parse_args()
 
-    from benchmarks.cpu import registry
-
+    registry = importlib.import_module(f"benchmarks.{given.suite}").registry
     console = Console(width=None if sys.stdout.isatty() else 150)
     cases = registry.select(given.only)
     if not cases:
@@ -124,15 +125,18 @@ def main() -> int:
         for case in cases:
             console.print(f"{case.name}: {case.compares}", highlight=False)
         return 0
-    if (os.cpu_count() or 1) < THREADS:
+    if given.suite == "cpu" and (os.cpu_count() or 1) < THREADS:
         console.print(f"[yellow]the limits are for {THREADS} cores; this machine has {os.cpu_count()}")
-    torch.set_num_threads(THREADS)
+    if given.suite == "cpu":
+        torch.set_num_threads(THREADS)
     warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's sparse optimizers, every step
     save = not (given.no_save or given.quick)
     bench = Bench(QUICK if given.quick else FULL, QuietGate(patience=0 if given.quick else given.patience))
     refused = run(cases, bench, console, save, given.suite)
-    if save:
+    if save and not given.no_plot:
         results = record.RESULTS / f"{given.suite}.csv"
+        from benchmarks import plot
+
         plot.draw(record.newest(record.read(results)), results.with_suffix(".png"))
         console.print(f"appended {results} and drew {results.with_suffix('.png')}")
     return 1 if refused else 0

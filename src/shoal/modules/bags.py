@@ -55,7 +55,7 @@ class EmbeddingBagCollection(Collection):
         weights = None if self._is_weighted is False else features.weights_or_none()
         if self._is_weighted and weights is None:
             raise InputError(f"[{type(self).__name__}] is_weighted=True wants weights; the batch has none.")
-        lookup, token, columns = self._lookup(features.keys()), self._token_now(), sum(self._dims)
+        lookup, token, columns = self._lookup(features), self._token_now(), sum(self._dims)
         if torch.is_grad_enabled() and (self.training or (weights is not None and weights.requires_grad)):
             out = PooledLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, weights, columns)  # type: ignore[no-untyped-call]
         else:
@@ -70,6 +70,7 @@ class EmbeddingBagCollection(Collection):
                 lookup.training,
                 False,
                 lookup.dtype,
+                lookup.counts,
             )
         return KeyedTensor(self._names, self._dims, out)
 

@@ -181,8 +181,11 @@ class Collection(nn.Module):
             )
         return super().requires_grad_(requires_grad)
 
-    def _lookup(self, names: Sequence[str]) -> Lookup:
-        return Lookup(self._group.name, list(names), self.training, self._output_dtype)
+    def _lookup(self, features: Any) -> Lookup:
+        counts = None
+        if self.device.type != "cpu" and not torch.compiler.is_compiling():
+            counts = getattr(features, "length_per_key_or_none", lambda: None)()
+        return Lookup(self._group.name, list(features.keys()), self.training, self._output_dtype, counts)
 
     def _token_now(self) -> Tensor:
         """What the ops say that they change: see table/ops.py."""

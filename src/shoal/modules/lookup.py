@@ -20,6 +20,7 @@ class Lookup:
     names: list[str]
     training: bool
     dtype: torch.dtype
+    counts: list[int] | None = None  # keys of each feature, where that is known without asking a device
 
 
 def _saved(ctx: Any) -> Any:
@@ -70,7 +71,17 @@ class PooledLookup(torch.autograd.Function):
     ) -> Tensor:
         out: Tensor
         out, lease = ops.lookup(
-            lookup.group, token, lookup.names, values, offsets, weights, columns, lookup.training, True, lookup.dtype
+            lookup.group,
+            token,
+            lookup.names,
+            values,
+            offsets,
+            weights,
+            columns,
+            lookup.training,
+            True,
+            lookup.dtype,
+            lookup.counts,
         )
         ctx.save_for_backward(lease, values, offsets, weights)
         _hold(ctx, lease)

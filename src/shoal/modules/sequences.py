@@ -43,7 +43,7 @@ class EmbeddingCollection(Collection):
         features = features_of(type(self).__name__, features)
         names = list(features.keys())
         values, offsets = features.values(), features.offsets()
-        lookup, token = self._lookup(names), self._token_now()
+        lookup, token = self._lookup(features), self._token_now()
         keys = features.length_per_key()
         if torch.compiler.is_compiling():
             for count in keys:

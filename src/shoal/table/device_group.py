@@ -6,6 +6,7 @@ step, and the error is raised by the next call that sees them, or by `check`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -138,6 +139,7 @@ class DeviceGroup(Group):
         training: bool,
         keep: bool,
         dtype: torch.dtype,
+        counts: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         self._require_float(dtype)
         self._check_tensors(names, values, offsets, weights)
@@ -149,7 +151,25 @@ class DeviceGroup(Group):
             )
         size = (offsets.numel() - 1) // max(len(names), 1)
         out = torch.empty(size, columns, dtype=dtype, device=self.device)
-        return out, self._lookup(plan, values, offsets, weights, out, size, (), training, keep)
+        if training and plan.trained:
+            counts = self._counts(names, values, offsets, counts)
+        return out, self._lookup(plan, values, offsets, weights, out, size, tuple(counts or ()), training, keep)
+
+    def _counts(
+        self, names: Sequence[str], values: Tensor, offsets: Tensor, given: Sequence[int] | None
+    ) -> Sequence[int]:
+        """The keys of each feature: most that can be new. Who does not know them waits for the device."""
+        if given is None:
+            bags = (offsets.numel() - 1) // len(names)
+            bounds = offsets[:: max(bags, 1)].tolist() if bags else [0] * (len(names) + 1)
+            # Where offsets make no sense, any bound will do: such bags are read as empty.
+            return [min(max(end - begin, 0), values.numel()) for begin, end in pairwise(bounds)]
+        if len(given) != len(names) or min(given, default=0) < 0 or sum(given) != values.numel():
+            raise InputError(
+                f"[{self.name}] the batch's lengths must agree with its values; its features have {list(given)} keys "
+                f"by the one, and {values.numel()} in all by the other."
+            )
+        return given
 
     def lookup_each(
         self,
@@ -168,11 +188,7 @@ class DeviceGroup(Group):
         if plan.columns:
             raise InputError(f"[{self.name}] its tables pool; call lookup.")
         counts = tuple(counts)
-        if len(counts) != len(names) or min(counts, default=0) < 0 or sum(counts) != values.numel():
-            raise InputError(
-                f"[{self.name}] the batch's lengths must agree with its values; its features have {list(counts)} keys "
-                f"by the one, and {values.numel()} in all by the other."
-            )
+        self._counts(names, values, offsets, counts)
         wanted = sum(counts[part.source] * part.dim for part in plan.parts)
         if size != wanted:
             raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")

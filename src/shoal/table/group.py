@@ -221,8 +221,12 @@ class Group(ABC):
         training: bool,
         keep: bool,
         dtype: torch.dtype,
+        counts: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow."""
+        """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow.
+
+        `counts`: how many keys each feature has, where the caller knows; a device would have to be asked.
+        """
 
     @abstractmethod
     def lookup_each(

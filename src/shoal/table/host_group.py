@@ -72,8 +72,8 @@ class HostGroup(Group):
         training: bool,
         keep: bool,
         dtype: torch.dtype,
+        counts: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow."""
         self._require_float(dtype)
 
         def read(batch: Batch) -> tuple[Tensor, list[int]]:

@@ -18,7 +18,7 @@ from shoal.table.registry import group_named
 _library = Library("shoal", "DEF")
 _library.define(
     "lookup(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, Tensor? weights, int columns, "
-    "bool training, bool keep, ScalarType dtype) -> (Tensor, Tensor)"
+    "bool training, bool keep, ScalarType dtype, int[]? counts=None) -> (Tensor, Tensor)"
 )
 _library.define(
     "lookup_each(str group, Tensor(a!) token, str[] names, Tensor values, Tensor offsets, SymInt[] counts, "
@@ -50,6 +50,7 @@ def _lookup_shapes(
     training: bool,
     keep: bool,
     dtype: torch.dtype,
+    counts: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     bags = (offsets.numel() - 1) // max(len(names), 1)
     return values.new_empty((bags, columns), dtype=dtype), token.new_empty((1,), dtype=torch.int64)

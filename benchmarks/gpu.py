@@ -1,0 +1,406 @@
+"""The GPU cases. Time is the device's, between events around a run of steps, so a host that is too slow counts.
+
+Work A is NVIDIA's public benchmark of dynamicemb: sequences, power law, all keys present. Work B is pooled sums. Ours
+hashes int64 keys; FBGEMM indexes an array.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import shoal
+from benchmarks.measure import OURS, Bench, Contender, Result
+from benchmarks.registry import Limit, Registry
+from shoal.index.device import Items
+from shoal.modules.lookup import EachLookup, Lookup, PooledLookup
+from shoal.table.device_rows import DeviceRows
+
+registry = Registry()
+DEVICE = torch.device("cuda")
+TABLES = 10
+A_ROWS, A_KEYS, A_DIM = 1_677_721, 104_857, 128
+B_ROWS, B_BATCH, B_BAG = 4_000_000, 8192, 20
+BATCHES = 4
+ALPHA = 1.05
+
+
+def power_law(n: int, rows: int) -> Tensor:
+    """Ids below `rows` with that power law; hot ones lie anywhere."""
+    drawn = torch.rand(n, device=DEVICE, dtype=torch.float64)
+    power = 1 - ALPHA
+    ranks = (((rows**power - 1) * drawn + 1) ** (1 / power)).long() - 1
+    return (ranks.clamp_(0, rows - 1) * 2654435761) % rows
+
+
+def uniform(n: int, rows: int) -> Tensor:
+    return torch.randint(0, rows, (n,), device=DEVICE)
+
+
+DRAWS: dict[str, Callable[[int, int], Tensor]] = {"uniform": uniform, "zipf": power_law}
+
+
+def timed(bench: Bench, contenders: Sequence[Contender], steps: int = 20) -> Result:
+    """Rounds in which every contender takes a turn of `steps` steps; milliseconds a step."""
+    rounds: dict[str, list[float]] = {one.name: [] for one in contenders}
+    position = {one.name: 0 for one in contenders}
+
+    def turn(one: Contender, count: int) -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(count):
+            one.step(position[one.name])
+            position[one.name] += 1
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / count
+
+    for one in contenders:
+        bench.say(f"warming {one.name}")
+        turn(one, 5)
+    for number in range(bench.effort.rounds):
+        shift = number % len(contenders)
+        for one in [*contenders[shift:], *contenders[:shift]]:
+            bench.say(f"round {number + 1} of {bench.effort.rounds}: {one.name}")
+            rounds[one.name].append(turn(one, steps) / one.work)
+    return Result("ms", rounds)
+
+
+def host_time(step: Callable[[int], object], steps: int = 10) -> float:
+    """Milliseconds that the host takes for a step while the device is behind."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for number in range(steps):
+        step(number)
+    spent = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return spent / steps * 1e3
+
+
+# -- Ours and FBGEMM in the same verbs --------------------------------------------------------------------------------
+
+
+class Ours:
+    """A collection, called at its group's op with autograd, and as a module."""
+
+    def __init__(self, tables: int, rows: int, dim: int, optimizer: Any, pooling: str) -> None:
+        self.names = [f"t{n}" for n in range(tables)]
+        configs = [shoal.Table(name, dim, pooling=pooling, optimizer=optimizer) for name in self.names]
+        kind: Any = shoal.EmbeddingCollection if pooling == "none" else shoal.EmbeddingBagCollection
+        self.bags = kind(configs, device="cuda")
+        self.dim, self.pooled = dim, pooling != "none"
+        group = self.bags._group
+        for number in range(tables):
+            for keys in torch.arange(rows, device=DEVICE).split(1 << 20):
+                group._rows.upsert(number, keys)
+
+    def forward(self, batch: "Batch") -> Any:
+        lookup = Lookup(self.bags._group.name, self.names, self.bags.training, torch.float32, list(batch.counts))
+        tokens = (self.bags._anchor, self.bags._token, self.bags._update_token)
+        if self.pooled:
+            columns = len(self.names) * self.dim
+            return [PooledLookup.apply(*tokens, lookup, batch.values, batch.offsets, None, columns)]
+        shapes = [(count, self.dim) for count in batch.counts]
+        return EachLookup.apply(*tokens, lookup, batch.values, batch.offsets, batch.counts, shapes)
+
+    def step(self, batch: "Batch") -> None:
+        torch.autograd.backward(self.forward(batch), batch.grads)
+
+    def module_step(self, batch: "Batch") -> None:
+        features = shoal.KeyedJaggedTensor(self.names, batch.values, lengths=batch.lengths, offsets=batch.offsets)
+        features._length_per_key = list(batch.counts)
+        out = self.bags(features)
+        outs = [out.values()] if self.pooled else [one.values() for one in out.values()]
+        torch.autograd.backward(outs, batch.grads)
+
+    def eval(self, batch: "Batch") -> None:
+        self.bags.eval()
+        with torch.no_grad():
+            if self.pooled:
+                from shoal.table import ops
+
+                ops.lookup(
+                    self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets, None,
+                    len(self.names) * self.dim, False, False, torch.float32,
+                )  # fmt: skip
+            else:
+                from shoal.table import ops
+
+                ops.lookup_each(
+                    self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets, batch.counts,
+                    batch.values.numel() * self.dim, False, False, torch.float32,
+                )  # fmt: skip
+        self.bags.train()
+
+
+class Fbgemm:
+    """Static tables of FBGEMM."""
+
+    def __init__(self, tables: int, rows: int, dim: int, optimizer: str, pooling: str) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        self.module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)] * tables,
+            optimizer=getattr(EmbOptimType, optimizer),
+            learning_rate=0.01,
+            pooling_mode=PoolingMode.NONE if pooling == "none" else PoolingMode.SUM,
+            bounds_check_mode=BoundsCheckMode.NONE,  # its fastest; the ids are good
+        )
+
+    def step(self, batch: "Batch") -> None:
+        self.module(batch.values, batch.offsets).backward(batch.whole)
+
+    def eval(self, batch: "Batch") -> None:
+        with torch.no_grad():
+            self.module(batch.values, batch.offsets)
+
+
+@dataclass(frozen=True)
+class Batch:
+    values: Tensor
+    lengths: Tensor
+    offsets: Tensor
+    counts: tuple[int, ...]
+    whole: Tensor  # the gradient as FBGEMM takes it
+    grads: list[Tensor]  # as ours
+
+
+def sequence_batches(tables: int, rows: int, keys: int, dim: int) -> list[Batch]:
+    gradient = torch.randn(tables * keys, dim, device=DEVICE)
+    offsets = torch.arange(tables * keys + 1, device=DEVICE)
+    lengths = torch.ones(tables * keys, dtype=torch.int64, device=DEVICE)
+    return [
+        Batch(
+            torch.cat([power_law(keys, rows) for _ in range(tables)]),
+            lengths,
+            offsets,
+            (keys,) * tables,
+            gradient,
+            list(gradient.split(keys)),
+        )
+        for _ in range(BATCHES)
+    ]
+
+
+def pooled_batches(draw: str, dim: int) -> list[Batch]:
+    gradient = torch.randn(B_BATCH, TABLES * dim, device=DEVICE)
+    offsets = torch.arange(0, TABLES * B_BATCH * B_BAG + 1, B_BAG, device=DEVICE)
+    lengths = torch.full((TABLES * B_BATCH,), B_BAG, device=DEVICE)
+    counts = (B_BATCH * B_BAG,) * TABLES
+    return [
+        Batch(
+            torch.cat([DRAWS[draw](B_BATCH * B_BAG, B_ROWS) for _ in range(TABLES)]),
+            lengths,
+            offsets,
+            counts,
+            gradient,
+            [gradient],
+        )
+        for _ in range(BATCHES)
+    ]
+
+
+def contender(name: str, step: Callable[[Batch], None], batches: Sequence[Batch]) -> Contender:
+    return Contender(name, lambda number: step(batches[number % len(batches)]))
+
+
+# -- Work A -----------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {"adam": (shoal.Adam(lr=0.01), "ADAM"), "sgd": (shoal.SGD(lr=0.01), "EXACT_SGD")}
+A_LIMITS = {"adam": Limit(0.7, aim=0.55), "sgd": Limit(0.75, aim=0.6)}
+
+
+def _a(bench: Bench, optimizer: str) -> tuple[Ours, Fbgemm, list[Batch]]:
+    ours, theirs = OPTIMIZERS[optimizer]
+    return bench.keep(
+        f"A {optimizer}",
+        lambda: (
+            Ours(TABLES, A_ROWS, A_DIM, ours, "none"),
+            Fbgemm(TABLES, A_ROWS, A_DIM, theirs, "none"),
+            sequence_batches(TABLES, A_ROWS, A_KEYS, A_DIM),
+        ),
+    )
+
+
+@registry.case(
+    "A train {optimizer}",
+    compares="a training step of sequences: the group op with autograd, and the module around it, to FBGEMM's tables",
+    limits=lambda optimizer: {"fbgemm": A_LIMITS[optimizer]},
+    stage="A {optimizer}",
+    optimizer=("adam", "sgd"),
+)
+def a_train(bench: Bench, optimizer: str) -> Result:
+    ours, peer, batches = _a(bench, optimizer)
+    result = timed(
+        bench,
+        [
+            contender(OURS, ours.step, batches),
+            contender("fbgemm", peer.step, batches),
+            contender("shoal module", ours.module_step, batches),
+        ],
+    )
+    host = [host_time(lambda n: ours.step(batches[n % BATCHES])) for _ in range(bench.effort.rounds)]
+    return Result(result.unit, {**result.rounds, "shoal host": host})
+
+
+@registry.case(
+    "A eval",
+    compares="a lookup of sequences to FBGEMM's",
+    limits={"fbgemm": Limit(0.55, aim=0.4)},
+    stage="A sgd",
+)
+def a_eval(bench: Bench) -> Result:
+    ours, peer, batches = _a(bench, "sgd")
+    return timed(bench, [contender(OURS, ours.eval, batches), contender("fbgemm", peer.eval, batches)])
+
+
+@registry.case(
+    "A train adam, 10 % of the keys new",
+    compares="a training step that brings new keys to one that does not",
+    limits={"all keys present": Limit(1.3)},
+    stage="A adam",
+)
+def a_births(bench: Bench) -> Result:
+    ours, _peer, batches = _a(bench, "adam")
+    fresh = iter(range(10_000))
+
+    def with_new(number: int) -> None:
+        batch = batches[number % BATCHES]
+        values = batch.values.clone()
+        first = A_ROWS + next(fresh) * A_KEYS
+        values[::10] = torch.arange(first, first + len(values[::10]), device=DEVICE)
+        ours.step(Batch(values, batch.lengths, batch.offsets, batch.counts, batch.whole, batch.grads))
+
+    return timed(bench, [Contender(OURS, with_new), contender("all keys present", ours.step, batches)], steps=5)
+
+
+@registry.case(
+    "A train adam, 1,000 tables",
+    compares="the same work in a thousand tables to ten",
+    limits={"10 tables": Limit(1.2)},
+    stage="A adam",
+)
+def a_many_tables(bench: Bench) -> Result:
+    ten, _peer, batches = _a(bench, "adam")
+    many = bench.keep("A adam, 1,000 tables", lambda: Ours(1000, 16_777, A_DIM, OPTIMIZERS["adam"][0], "none"))
+    others = bench.keep(
+        "A adam, 1,000 tables, batches", lambda: sequence_batches(1000, 16_777, A_KEYS * TABLES // 1000, A_DIM)
+    )
+    return timed(bench, [contender(OURS, many.step, others), contender("10 tables", ten.step, batches)])
+
+
+# -- Work B -----------------------------------------------------------------------------------------------------------
+
+
+def _b(bench: Bench, dim: int) -> tuple[Ours, Fbgemm]:
+    return bench.keep(
+        f"B {dim}",
+        lambda: (
+            Ours(TABLES, B_ROWS, dim, shoal.RowwiseAdagrad(lr=0.01), "sum"),
+            Fbgemm(TABLES, B_ROWS, dim, "EXACT_ROWWISE_ADAGRAD", "sum"),
+        ),
+    )
+
+
+@registry.case(
+    "B train rowwise_adagrad, dim {dim}, {draw}",
+    compares="a training step of pooled sums to FBGEMM's",
+    limits=lambda dim, draw: {"fbgemm": Limit(0.8 if (dim, draw) == (64, "uniform") else 0.9)},
+    stage="B {dim}",
+    dim=(64, 32, 128),
+    draw=("uniform", "zipf"),
+)
+def b_train(bench: Bench, dim: int, draw: str) -> Result:
+    ours, peer = _b(bench, dim)
+    batches = pooled_batches(draw, dim)
+    result = timed(
+        bench,
+        [
+            contender(OURS, ours.step, batches),
+            contender("fbgemm", peer.step, batches),
+            contender("shoal module", ours.module_step, batches),
+        ],
+    )
+    host = [host_time(lambda n: ours.step(batches[n % BATCHES])) for _ in range(bench.effort.rounds)]
+    return Result(result.unit, {**result.rounds, "shoal host": host})
+
+
+@registry.case(
+    "B eval, dim {dim}, {draw}",
+    compares="a lookup of pooled sums to FBGEMM's",
+    limits=lambda dim, draw: {"fbgemm": Limit(1.9, aim=1.5)} if (dim, draw) == (64, "uniform") else {},
+    stage="B {dim}",
+    dim=(64,),
+    draw=("uniform", "zipf"),
+)
+def b_eval(bench: Bench, dim: int, draw: str) -> Result:
+    ours, peer = _b(bench, dim)
+    batches = pooled_batches(draw, dim)
+    return timed(bench, [contender(OURS, ours.eval, batches), contender("fbgemm", peer.eval, batches)])
+
+
+# -- The index --------------------------------------------------------------------------------------------------------
+
+SLOTS, FOUND_KEYS, NEW_KEYS = 64_000_000, 1_600_000, 1_000_000
+
+
+def _one_table(keys: int) -> DeviceRows:
+    """An index over rows of one float."""
+    rows = DeviceRows([shoal.Table("t", 1, optimizer=shoal.SGD())], 0, DEVICE)
+    rows.index.reserve(0, keys)
+    for some in torch.arange(keys, device=DEVICE).split(1 << 22):
+        rows.upsert(0, some)
+    return rows
+
+
+def _items(keys: Tensor) -> Items:
+    offsets = torch.tensor([0, len(keys)], device=DEVICE)
+    return Items(keys, offsets, torch.tensor([[1]], dtype=torch.int32, device=DEVICE), 1, 1, 1)
+
+
+def _rate(result: Result, keys: int, least: float) -> Result:
+    rates = [keys / (ms * 1e6) for ms in result.rounds[OURS]]
+    return Result("G keys/s", {OURS: rates, "least": [least] * len(rates)}, higher_is_better=True)
+
+
+@registry.case(
+    "find alone, 64M slots at a load of 0.8",
+    compares="keys found a second",
+    limits={"least": Limit(1.0)},
+    stage="index",
+)
+def find_alone(bench: Bench) -> Result:
+    rows = bench.keep("index", lambda: _one_table(int(SLOTS * 0.8)))
+    batches = [_items(uniform(FOUND_KEYS, int(SLOTS * 0.8))) for _ in range(BATCHES)]
+    found = timed(bench, [Contender(OURS, lambda n: rows.index.find(batches[n % BATCHES], False))], steps=50)
+    return _rate(found, FOUND_KEYS, 12.0)
+
+
+@registry.case(
+    "find or insert, half of 1M keys new",
+    compares="keys a second, with births of rows of one float",
+    limits={"least": Limit(1.0)},
+    stage="index",
+)
+def find_or_insert(bench: Bench) -> Result:
+    rows = bench.keep("index", lambda: _one_table(int(SLOTS * 0.8)))
+    known = int(SLOTS * 0.8)
+    fresh = iter(range(10_000))
+
+    def step(_number: int) -> None:
+        first = known + next(fresh) * NEW_KEYS // 2
+        new = torch.arange(first, first + NEW_KEYS // 2, device=DEVICE)
+        rows.find(_items(torch.cat([new, old])), insert=True)
+
+    old = torch.randperm(known, device=DEVICE)[: NEW_KEYS // 2]
+    rows.make_room(np.array([60 * NEW_KEYS // 2]))
+    return _rate(timed(bench, [Contender(OURS, step)], steps=3), NEW_KEYS, 3.0)

@@ -1,0 +1,322 @@
+"""Steps of tables in device memory against the same tables in host memory."""
+
+import pytest
+import torch
+from batches import kjt, random_kjt
+from device_tables import Twins, assert_alike, on_device, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal
+from shoal import Clip, Feature, Table
+
+OPTIMIZERS = {
+    "SGD": shoal.SGD(lr=0.1),
+    "momentum": shoal.SGD(lr=0.1, momentum=0.9),
+    "nesterov": shoal.SGD(lr=0.1, momentum=0.9, nesterov=True),
+    "Adagrad": shoal.Adagrad(lr=0.1),
+    "RowwiseAdagrad": shoal.RowwiseAdagrad(lr=0.1),
+    "Adam": shoal.Adam(lr=0.1),
+    "Adam, global": shoal.Adam(lr=0.1, bias_correction="global"),
+    "AdamW": shoal.AdamW(lr=0.1, weight_decay=0.5),
+    "PartialRowwiseAdam": shoal.PartialRowwiseAdam(lr=0.1),
+    "PartialRowwiseAdam, global": shoal.PartialRowwiseAdam(lr=0.1, bias_correction="global"),
+    "Ftrl": shoal.Ftrl(lr=0.1, l1=0.5, l2=0.1, beta=0.5),
+    "Assign first": shoal.Assign(duplicates="first"),
+    "Assign last": shoal.Assign(duplicates="last"),
+    "Assign mean": shoal.Assign(duplicates="mean"),
+}
+LIMITS = {
+    "clip to a value": shoal.SGD(lr=0.1, clip=Clip(value=0.5)),
+    "clip to a norm": shoal.Adagrad(lr=0.1, clip=Clip(norm=0.5)),
+    "clip to both": shoal.Adam(lr=0.1, clip=Clip(value=0.5, norm=0.7)),
+    "max_norm": shoal.RowwiseAdagrad(lr=0.5, max_norm=0.1),
+    "Assign, max_norm": shoal.Assign(max_norm=0.1),
+    "decay": shoal.SGD(lr=0.1, weight_decay=0.5),
+    "decoupled decay": shoal.SGD(lr=0.1, momentum=0.5, decoupled_weight_decay=0.5),
+    "decay of Adam": shoal.Adam(lr=0.1, weight_decay=0.5),
+    "decays": shoal.PartialRowwiseAdam(lr=0.1, weight_decay=0.5, decoupled_weight_decay=0.5),
+    "all": shoal.RowwiseAdagrad(
+        lr=0.1, clip=Clip(value=1.0, norm=2.0), weight_decay=0.1, decoupled_weight_decay=0.1, max_norm=0.5
+    ),
+}
+DIMS = (1, 3, 8, 33, 130, 260)
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS.values(), *LIMITS.values()], ids=[*OPTIMIZERS, *LIMITS])
+def test_every_optimizer_does_what_it_does_in_host_memory(optimizer):
+    twins = Twins(Table("t", 5, features=["a", "b"], optimizer=optimizer, init=shoal.Normal(0, 0.3)))
+    for step in range(3):
+        twins.step(random_kjt(["a", "b"], keys=12, seed=step), seed=step)
+    twins.check()
+
+
+def test_tables_of_all_optimizers_and_dims_train_in_one_collection():
+    tables = [
+        Table(f"t{number}", DIMS[number % len(DIMS)], features=[f"f{number}"], optimizer=optimizer)
+        for number, optimizer in enumerate(OPTIMIZERS.values())
+    ]
+    twins = Twins(*tables)
+    names = [name for table in tables for name in table.feature_names]
+    for step in range(2):
+        twins.step(random_kjt(names, bags=2, keys=6, seed=step), seed=step)
+    twins.check()
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows_of_any_width_train(dim):
+    twins = Twins(Table("a", dim, optimizer=shoal.Adam(lr=0.1), init=shoal.Normal(0, 1)))
+    for step in range(2):
+        twins.step(random_kjt(["a"], keys=6, seed=step), seed=step)
+    twins.check()
+
+
+# ---- features
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
+def test_pooling_and_weights(pooling, is_weighted):
+    twins = Twins(Table("t", 5, features=["a", "b"], pooling=pooling, init=shoal.Normal(0, 1)))
+    for step in range(2):
+        twins.step(random_kjt(["a", "b"], keys=12, seed=step, weighted=is_weighted), seed=step)
+    twins.check()
+
+
+def test_poolings_and_weights_meet_in_one_collection():
+    twins = Twins(
+        Table("x", 4, features=["a", "b"], pooling="mean", init=shoal.Normal(0, 1)),
+        Table("y", 4, features=["b"], init=shoal.Normal(0, 1)),
+        Table("z", 3, features=["c", "a"], pooling="mean", init=shoal.Normal(0, 1)),
+    )
+    for step in range(2):
+        twins.step(random_kjt(["c", "a", "b"], seed=step, weighted=True), seed=step)
+    twins.check()
+
+
+def test_sequences_train():
+    twins = Twins(
+        Table("x", 4, features=["a", "b"], pooling="none"),
+        Table("y", 3, pooling="none", optimizer=shoal.Adam(lr=0.1)),
+        kind=shoal.EmbeddingCollection,
+    )
+    for step in range(2):
+        twins.step(random_kjt(["b", "y", "a"], seed=step), seed=step)
+    twins.check()
+
+
+def test_sequences_whose_outputs_lie_as_the_batch_does():
+    twins = Twins(
+        Table("x", 4, pooling="none"), Table("y", 4, pooling="none"), kind=shoal.EmbeddingCollection
+    )  # fmt: skip
+    for step in range(2):
+        twins.step(random_kjt(["x", "y"], seed=step), seed=step)
+    twins.check()
+    twins.evaluate(random_kjt(["x", "y"], keys=40, seed=9))
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+def test_modes_and_features_that_feed_several_tables(pooling):
+    read, write = Feature("r", mode="read"), Feature("w", mode="write")
+    kind = shoal.EmbeddingCollection if pooling == "none" else shoal.EmbeddingBagCollection
+    twins = Twins(
+        Table("x", 4, features=["a", read, write], pooling=pooling, optimizer=shoal.SGD(lr=0.5)),
+        Table("y", 3, features=[Feature("a", mode="read"), "r"], pooling=pooling, missing="zero"),
+        Table("z", 4, features=[Feature("a", mode="write"), write], pooling=pooling, optimizer=shoal.Assign()),
+        Table("fixed", 2, features=["a"], pooling=pooling, optimizer=None),
+        kind=kind,
+    )
+    for step in range(2):
+        twins.step(random_kjt(["w", "a", "r"], keys=10, seed=step), seed=step)
+    twins.check()
+
+
+def test_a_table_all_of_whose_features_read_is_left_alone():
+    twins = Twins(Table("x", 4, features=[Feature("a", mode="read")]), Table("y", 4))
+    twins.step(random_kjt(["a", "y"]))
+    twins.check()
+    assert [len(twins.device.table(name)) > 0 for name in "xy"] == [False, True]
+
+
+# ---- types
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_of_16_bits_are_rounded_as_in_host_memory(dtype):
+    # Gradients and learning rates of few bits: sums are exact, and so every bit must agree.
+    twins = Twins(
+        Table("a", 5, dtype=dtype, optimizer=shoal.SGD(lr=2**-9), init=shoal.Normal(0, 1)),
+        Table("b", 3, dtype=dtype, optimizer=shoal.Assign(), init=shoal.Zeros()),
+        Table("c", 3, optimizer=shoal.SGD(lr=2**-9)),
+    )
+    for step in range(3):
+        batch = random_kjt(["a", "b", "c"], keys=12, seed=step)
+        outs, _batches = twins.forward(batch)
+        gradient = torch.randint(-50, 50, (4, 11)) / 64
+        for out in outs:
+            out.values().backward(gradient.to(out.values().device))
+    twins.check(exact=True)
+
+
+@pytest.mark.parametrize("optimizer", [shoal.Adam(lr=0.1), shoal.RowwiseAdagrad(lr=0.1, max_norm=1.0)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_of_16_bits_train(dtype, optimizer):
+    twins = Twins(Table("a", 5, dtype=dtype, optimizer=optimizer, init=shoal.Normal(0, 1)))
+    for step in range(2):
+        twins.step(random_kjt(["a"], keys=12, seed=step), seed=step)
+    twins.check()
+
+
+@pytest.mark.parametrize("output_dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [shoal.EmbeddingBagCollection, shoal.EmbeddingCollection])
+def test_outputs_of_16_bits(kind, output_dtype):
+    pooling = "sum" if kind is shoal.EmbeddingBagCollection else "none"
+    twins = Twins(
+        Table("a", 5, pooling=pooling, dtype="bfloat16"), Table("b", 3, pooling=pooling), kind=kind,
+        output_dtype=output_dtype,
+    )  # fmt: skip
+    twins.step(random_kjt(["a", "b"]))
+    twins.evaluate(random_kjt(["a", "b"], keys=60, seed=1))
+    twins.check()
+
+
+# ---- repeated keys
+
+
+@pytest.mark.parametrize("reduction", ["sum", "first", "last", "mean"])
+@pytest.mark.parametrize("dim", [3, 130])
+def test_a_key_that_fills_many_chunks_is_one_row(dim, reduction):
+    optimizer = shoal.SGD(lr=0.01) if reduction == "sum" else shoal.Assign(duplicates=reduction)
+    twins = Twins(Table("a", dim, optimizer=optimizer))
+    many = 150 if dim == 130 else 600
+    bags = [[1] * 40, [5, 1, 1, 2], [2] * 70, [5] * many, [], [1, 3, 4, -9]]
+    for step in range(2):
+        twins.step(kjt({"a": bags}), seed=step)
+    twins.check()
+
+
+def test_a_key_that_fills_many_chunks_of_16_bit_rows():
+    twins = Twins(
+        Table("a", 3, dtype="bfloat16", optimizer=shoal.SGD(lr=2**-4)),
+        Table("b", 5, dtype="bfloat16", optimizer=shoal.SGD(lr=2**-4)),
+    )
+    batch = {"a": [[1] * 200, [2, 3], [1, 2]], "b": [[1], [1] * 90, [1, 7]]}
+    for step in range(2):
+        outs, _batches = twins.forward(kjt(batch))
+        gradient = torch.randint(-20, 20, (3, 8), generator=torch.Generator().manual_seed(step)) / 16
+        for out in outs:
+            out.values().backward(gradient.to(out.values().device))
+    twins.check(exact=True)
+
+
+@pytest.mark.parametrize("total", [31, 32, 33, 64, 65])
+def test_rows_that_end_where_chunks_do(total):
+    twins = Twins(Table("a", 40, optimizer=shoal.SGD(lr=0.1)))
+    twins.step(kjt({"a": [list(range(total - 3)), [500, 500, 500]]}))
+    twins.check()
+    twins.step(kjt({"a": [[3] * (total - 1), [4]]}))
+    twins.check()
+
+
+# ---- settings
+
+
+def test_a_scheduler_reaches_the_device():
+    twins = Twins(Table("a", 3, optimizer=shoal.SGD(lr=0.1)), Table("b", 3, optimizer=shoal.Adam(lr=0.1)))
+    for step in range(3):
+        for module in (twins.host, twins.device):
+            for group in module.optimizer.param_groups:
+                group["lr"] = 0.5 / (step + 1)
+        if step == 2:
+            for module in (twins.host, twins.device):
+                module.optimizer.param_groups[0]["weight_decay"] = 0.25
+                module.optimizer.param_groups[1]["betas"] = (0.0, 0.5)
+        twins.step(random_kjt(["a", "b"], seed=step), seed=step)
+    twins.check()
+
+
+def test_equal_runs_give_equal_bits():
+    def run():
+        bags = on_device(
+            Table("x", 33, features=["a", "b"], optimizer=shoal.Adam(lr=0.1)),
+            Table("y", 5, features=["a"], dtype="bfloat16", pooling="mean"),
+        )
+        outs = [train(bags, random_kjt(["a", "b"], bags=8, keys=6, seed=step), step) for step in range(2)]
+        return bags, torch.cat(outs)
+
+    (one, first), (other, second) = run(), run()
+    assert torch.equal(first, second)
+    assert_alike(one, _on_cpu(other), exact=True)
+
+
+class _on_cpu:
+    """A module whose state dict is read on the host."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def state_dict(self):
+        return {name: value.cpu() for name, value in self._module.state_dict().items()}
+
+
+# ---- sweeps
+
+_INITS = st.sampled_from([shoal.Normal(0, 1), shoal.Uniform(-1, 2), shoal.Constant(0.5), shoal.Zeros()])
+_KEYS = st.sampled_from([0, 1, -1, 2, 3, 50, 2**63 - 1, -(2**63), 10**18])
+
+
+@st.composite
+def _collections(draw):
+    pooling = draw(st.sampled_from([["none"], ["sum", "mean"]]))
+    features = ["a", "b", "c"][: draw(st.integers(1, 3))]
+    tables = []
+    for number in range(draw(st.integers(1, 3))):
+        modes = draw(st.lists(st.sampled_from(["train", "read", "write"]), min_size=len(features), max_size=3))
+        chosen = [Feature(name, mode=mode) for name, mode in zip(features, modes, strict=False)]
+        tables.append(
+            Table(
+                f"t{number}",
+                draw(st.sampled_from([1, 3, 8, 17])),
+                features=chosen,
+                pooling=draw(st.sampled_from(pooling)),
+                optimizer=draw(st.sampled_from([*OPTIMIZERS.values(), *LIMITS.values(), None])),
+                init=draw(_INITS),
+                missing=draw(st.sampled_from(["init", "zero"])),
+            )
+        )
+    kind = shoal.EmbeddingCollection if pooling == ["none"] else shoal.EmbeddingBagCollection
+    return tables, kind, features
+
+
+@st.composite
+def _batches(draw, features):
+    bags = draw(st.integers(0, 3))
+    keys = {name: [draw(st.lists(_KEYS, max_size=5)) for _ in range(bags)] for name in features}
+    weights = None
+    if draw(st.booleans()):
+        weights = {name: [[draw(st.sampled_from([1.0, 0.5, -2.0])) for _ in bag] for bag in keys[name]] for name in keys}
+    return kjt(keys, weights=weights)
+
+
+def _whatever(data, steps):
+    tables, kind, features = data.draw(_collections())
+    twins = Twins(*tables, kind=kind)
+    for step in range(steps):
+        batch = data.draw(_batches(features))
+        if data.draw(st.booleans(), label="evaluate first"):
+            twins.evaluate(batch)
+        twins.step(batch, seed=step)
+        twins.check()
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_whatever_is_configured_agrees_with_host_memory(data):
+    _whatever(data, 2)
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_is_configured_agrees_with_host_memory_for_longer(data):
+    _whatever(data, 4)
