@@ -17,7 +17,8 @@ import shoal
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
 from shoal.index.device import Items
-from shoal.modules.lookup import EachLookup, Lookup, PooledLookup
+from shoal.modules.lookup import Lookup, PooledLookup
+from shoal.table import ops
 from shoal.table.device_rows import DeviceRows
 
 registry = Registry()
@@ -84,6 +85,26 @@ def host_time(step: Callable[[int], object], steps: int = 10) -> float:
 # -- Ours and FBGEMM in the same verbs --------------------------------------------------------------------------------
 
 
+class Rows(torch.autograd.Function):
+    """The op of sequences with its one flat output; a module cuts it into features."""
+
+    @staticmethod
+    def forward(ctx, anchor, token, update_token, lookup, values, offsets, dim):
+        out, lease = ops.lookup_each(
+            lookup.group, token, lookup.names, values, offsets, lookup.counts, values.numel() * dim, True, True,
+            lookup.dtype,
+        )  # fmt: skip
+        ctx.save_for_backward(lease, values, offsets)
+        ctx.group, ctx.token = lookup.group, update_token
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        lease, values, offsets = ctx.saved_tensors
+        ops.update(ctx.group, ctx.token, lease, values, offsets, None, [grad], False)
+        return (None,) * 7
+
+
 class Ours:
     """A collection, called at its group's op with autograd, and as a module."""
 
@@ -104,11 +125,10 @@ class Ours:
         if self.pooled:
             columns = len(self.names) * self.dim
             return [PooledLookup.apply(*tokens, lookup, batch.values, batch.offsets, None, columns)]
-        shapes = [(count, self.dim) for count in batch.counts]
-        return EachLookup.apply(*tokens, lookup, batch.values, batch.offsets, batch.counts, shapes)
+        return [Rows.apply(*tokens, lookup, batch.values, batch.offsets, self.dim)]
 
     def step(self, batch: "Batch") -> None:
-        torch.autograd.backward(self.forward(batch), batch.grads)
+        torch.autograd.backward(self.forward(batch), [batch.whole if self.pooled else batch.whole.view(-1)])
 
     def module_step(self, batch: "Batch") -> None:
         features = shoal.KeyedJaggedTensor(self.names, batch.values, lengths=batch.lengths, offsets=batch.offsets)
@@ -121,15 +141,11 @@ class Ours:
         self.bags.eval()
         with torch.no_grad():
             if self.pooled:
-                from shoal.table import ops
-
                 ops.lookup(
                     self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets, None,
                     len(self.names) * self.dim, False, False, torch.float32,
                 )  # fmt: skip
             else:
-                from shoal.table import ops
-
                 ops.lookup_each(
                     self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets, batch.counts,
                     batch.values.numel() * self.dim, False, False, torch.float32,
@@ -138,7 +154,7 @@ class Ours:
 
 
 class Fbgemm:
-    """Static tables of FBGEMM."""
+    """Static tables of FBGEMM, which by default checks ids against the tables' bounds."""
 
     def __init__(self, tables: int, rows: int, dim: int, optimizer: str, pooling: str) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -148,16 +164,27 @@ class Fbgemm:
             SplitTableBatchedEmbeddingBagsCodegen,
         )
 
+        self.checked, self.unchecked = BoundsCheckMode.WARNING, BoundsCheckMode.NONE
         self.module = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)] * tables,
             optimizer=getattr(EmbOptimType, optimizer),
             learning_rate=0.01,
             pooling_mode=PoolingMode.NONE if pooling == "none" else PoolingMode.SUM,
-            bounds_check_mode=BoundsCheckMode.NONE,  # its fastest; the ids are good
+            bounds_check_mode=BoundsCheckMode.WARNING,
         )
 
     def step(self, batch: "Batch") -> None:
         self.module(batch.values, batch.offsets).backward(batch.whole)
+
+    def unchecked_step(self, batch: "Batch") -> None:
+        self.module.bounds_check_mode_int = self.unchecked.value
+        self.step(batch)
+        self.module.bounds_check_mode_int = self.checked.value
+
+    def unchecked_eval(self, batch: "Batch") -> None:
+        self.module.bounds_check_mode_int = self.unchecked.value
+        self.eval(batch)
+        self.module.bounds_check_mode_int = self.checked.value
 
     def eval(self, batch: "Batch") -> None:
         with torch.no_grad():
@@ -245,6 +272,7 @@ def a_train(bench: Bench, optimizer: str) -> Result:
         [
             contender(OURS, ours.step, batches),
             contender("fbgemm", peer.step, batches),
+            contender("fbgemm unchecked", peer.unchecked_step, batches),
             contender("shoal module", ours.module_step, batches),
         ],
     )
@@ -260,7 +288,14 @@ def a_train(bench: Bench, optimizer: str) -> Result:
 )
 def a_eval(bench: Bench) -> Result:
     ours, peer, batches = _a(bench, "sgd")
-    return timed(bench, [contender(OURS, ours.eval, batches), contender("fbgemm", peer.eval, batches)])
+    return timed(
+        bench,
+        [
+            contender(OURS, ours.eval, batches),
+            contender("fbgemm", peer.eval, batches),
+            contender("fbgemm unchecked", peer.unchecked_eval, batches),
+        ],
+    )
 
 
 @registry.case(
@@ -327,6 +362,7 @@ def b_train(bench: Bench, dim: int, draw: str) -> Result:
         [
             contender(OURS, ours.step, batches),
             contender("fbgemm", peer.step, batches),
+            contender("fbgemm unchecked", peer.unchecked_step, batches),
             contender("shoal module", ours.module_step, batches),
         ],
     )
@@ -345,7 +381,14 @@ def b_train(bench: Bench, dim: int, draw: str) -> Result:
 def b_eval(bench: Bench, dim: int, draw: str) -> Result:
     ours, peer = _b(bench, dim)
     batches = pooled_batches(draw, dim)
-    return timed(bench, [contender(OURS, ours.eval, batches), contender("fbgemm", peer.eval, batches)])
+    return timed(
+        bench,
+        [
+            contender(OURS, ours.eval, batches),
+            contender("fbgemm", peer.eval, batches),
+            contender("fbgemm unchecked", peer.unchecked_eval, batches),
+        ],
+    )
 
 
 # -- The index --------------------------------------------------------------------------------------------------------

@@ -6,19 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from shoal.errors import ShoalError
 from shoal.ops.find import triton as kernels
-from shoal.ops.launch import Launcher, kind_of
+from shoal.ops.launch import Launcher, Launches, blocks, kind_of, power_of_two
 
 _UNIT: int = kernels.UNIT.value
 BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
 ENTRIES: int = kernels.ENTRIES.value
 _WORDS = BUCKET_BYTES // 4
-_SLOTS_AT = kernels.SLOTS_AT.value // 4
-_KEYS_AT = kernels.KEYS_AT.value // 8
+_SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + kernels.NEXT_SLOT.value * ENTRIES, 4)
+_KEYS = slice(kernels.FIRST_KEY.value, kernels.FIRST_KEY.value + kernels.NEXT_KEY.value * ENTRIES, 2)
 # A bucket of 31 overflows for one key in a hundred at this load, and a find of a missing key looks at 1.1 buckets.
 _MOST_LOAD = 0.8
 _GROWTH = 1.5
@@ -33,7 +32,7 @@ _FIND_BLOCK = 16
 class Items:
     """A batch as the kernels take it. An item is a position of the batch in one copy of its slots.
 
-    tables_of: int32 [copies, features], the number of the table, twice, plus one if unseen keys are inserted; -1: none.
+    tables_of: int32 [copies, features], which table, and whether unseen keys are inserted; see ops/find/triton.py.
     """
 
     values: Tensor
@@ -87,7 +86,7 @@ class DeviceIndex:
         self.tables = torch.zeros(tables, kernels.TABLE_COLUMNS.value, dtype=torch.int64, device=anchor.device)
         self.tables[:, kernels.MOST_ROWS.value] = 2**31 - 1
         self._dummy = torch.zeros(1, dtype=torch.int32, device=anchor.device)
-        self._launchers: dict[Any, Launcher] = {}
+        self._launches = Launches()
 
     def describe(self, families: Sequence[int], most_rows: Sequence[int]) -> None:
         """Say which family of rows each table has, and how many rows it may have."""
@@ -125,7 +124,7 @@ class DeviceIndex:
 
     def _resize(self, table: int, buckets: int) -> None:
         fresh = torch.zeros(buckets, _WORDS, dtype=torch.int32, device=self.anchor.device)
-        fresh[:, _SLOTS_AT : _SLOTS_AT + ENTRIES] = kernels.EMPTY.value
+        fresh[:, _SLOTS] = kernels.EMPTY.value
         at = self._offset(fresh)
         if self._buckets[table]:
             refused = torch.zeros(1, dtype=torch.int32, device=self.anchor.device)
@@ -150,18 +149,27 @@ class DeviceIndex:
 
     # ---- batches
 
-    def find(self, items: Items, insert: bool, features_of: Tensor | None = None) -> Found:
-        """Slots of all items; -1 where there is no row. `features_of` gets the feature of every item."""
+    def find(self, items: Items, insert: bool, features_of: Tensor | None = None, tally: Tensor | None = None) -> Found:
+        """Slots of all items; -1 where there is no row.
+
+        `features_of` gets the feature of every item; the first two rows of `tally` grow by the keys that each table was
+        asked for and missed.
+        """
         device = self.anchor.device
         n, copies = items.n, items.copies
         slots = torch.empty(copies * n, dtype=torch.int32, device=device)
         lost = torch.empty(copies * n if insert else 1, dtype=torch.int32, device=device)
         counts = torch.zeros(2, dtype=torch.int32, device=device)
         if n:
-            self._launch(kernels.find, items, INSERT=insert, NAME=features_of is not None, BLOCK=_FIND_BLOCK)(
-                items.kind, (triton.cdiv(n, _FIND_BLOCK), copies),
+            counted = self.tables if tally is None else tally  # any tensor of that type: not touched
+            self._launch(
+                kernels.find, items, INSERT=insert, NAME=features_of is not None, TALLY=tally is not None,
+                FEATURES=min(power_of_two(items.features), 1024), BLOCK=_FIND_BLOCK,
+            )(
+                items.kind, (blocks(n, _FIND_BLOCK), copies),
                 self.anchor, self.tables, items.values, items.offsets, items.tables_of, slots,
-                slots if features_of is None else features_of, lost, counts, n, items.batch, items.features,
+                slots if features_of is None else features_of, lost, counts, counted[0], counted[1:],
+                n, items.batch, items.features,
             )  # fmt: skip
         return Found(slots, lost, counts)
 
@@ -188,16 +196,15 @@ class DeviceIndex:
             )  # fmt: skip
 
     def _launch(self, kernel: Any, items: Items, **constants: Any) -> Launcher:
-        key = (kernel, items.steps, *constants.values())
-        launcher = self._launchers.get(key)
-        if launcher is None:
-            made = Launcher(kernel, {**constants, "STEPS": items.steps}, num_warps=1)
-            launcher = self._launchers[key] = made
-        return launcher
+        steps = items.steps
+        return self._launches.of(
+            (kernel.__name__, steps, *constants.values()),
+            lambda: Launcher(kernel, {**constants, "STEPS": steps}, num_warps=1),
+        )
 
     @staticmethod
     def _walkers(items: int, block: int) -> tuple[int]:
-        return (max(1, min(triton.cdiv(items, block), WALKERS)),)
+        return (max(1, min(blocks(items, block), WALKERS)),)
 
     # ---- one table
 
@@ -205,7 +212,7 @@ class DeviceIndex:
         """The slot of each key, or -1."""
         slots = torch.full((len(keys),), -1, dtype=torch.int32, device=self.anchor.device)
         if len(keys) and self._buckets[table]:
-            kernels.find_keys[(triton.cdiv(len(keys), 32),)](
+            kernels.find_keys[(blocks(len(keys), 32),)](
                 self.anchor, self._at(table), self._buckets[table], keys, slots, len(keys), BLOCK=32, num_warps=1
             )
         return slots
@@ -214,7 +221,7 @@ class DeviceIndex:
         """Take distinct keys out; returns the slot that each had, or -1."""
         slots = torch.full((len(keys),), -1, dtype=torch.int32, device=self.anchor.device)
         if len(keys) and self._buckets[table]:
-            kernels.erase[(triton.cdiv(len(keys), 32),)](
+            kernels.erase[(blocks(len(keys), 32),)](
                 self.anchor, self._at(table), self._buckets[table], keys, slots, len(keys), BLOCK=32, num_warps=1
             )
         return slots
@@ -226,5 +233,4 @@ class DeviceIndex:
             device = self.anchor.device
             return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int32, device=device)
         used = buffer.view(torch.uint8)[:, :ENTRIES] != 0
-        keys = buffer.view(torch.int64)[:, _KEYS_AT : _KEYS_AT + ENTRIES]
-        return keys[used], buffer[:, _SLOTS_AT : _SLOTS_AT + ENTRIES][used]
+        return buffer.view(torch.int64)[:, _KEYS][used], buffer[:, _SLOTS][used]

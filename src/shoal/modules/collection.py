@@ -130,6 +130,7 @@ class Collection(nn.Module):
         """The tables' optimizers for schedulers: a param group for each table that has settings, with its name."""
         if self._optimizer is None:
             raise ConfigError(f"[{self.name}] no table has an optimizer with settings: there is nothing to schedule.")
+        self._group.settings_may_change = True
         return self._optimizer
 
     @property

@@ -4,7 +4,7 @@ A step has a dozen launches, and in each Triton looks at every argument. Here a 
 arguments that its caller tells apart, and then called directly.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -53,6 +53,31 @@ class Launcher:
             x, y, z, stream, ready.function, ready.packed_metadata, None, None, None,
             *[given.data_ptr() if isinstance(given, Tensor) else given for given in arguments], *self._values,
         )  # fmt: skip
+
+
+class Launches:
+    """The launchers of one owner, made when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Launcher] = {}
+
+    def of(self, key: Hashable, make: Callable[[], Launcher]) -> Launcher:
+        """The launcher of that key."""
+        launcher = self._made.get(key)
+        if launcher is None:
+            launcher = self._made[key] = make()
+        return launcher
+
+
+# Triton has both as functions of its language, which cost a few microseconds a call.
+def blocks(n: int, size: int) -> int:
+    """How many blocks of that size cover n."""
+    return -(-n // size)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def kind_of(*tensors: Tensor | None) -> Hashable:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from shoal.config import Column
+from shoal.ops.launch import blocks, power_of_two
 from shoal.ops.rows import triton as kernels
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -148,7 +148,7 @@ class HbmStorage:
         layout = self.families[family].layout
         words = 4 * layout.weight_stride
         raw = self._move(slots, None, words, _WEIGHTS, 0, layout.weight_stride)
-        return raw.view(layout.weight_type).view(len(slots), -1)[:, : layout.dim].to(torch.float32)
+        return raw.view(layout.weight_type)[:, : layout.dim].to(torch.float32)
 
     def write(self, family: int, slots: Tensor, weights: Tensor) -> None:
         """Weights from float32 [n, dim], each slot once."""
@@ -198,9 +198,9 @@ class HbmStorage:
         n = len(slots)
         buffer = torch.empty(n, words, dtype=torch.int32, device=slots.device) if given is None else given
         if n:
-            width = triton.next_power_of_2(words)
+            width = power_of_two(words)
             block = max(1, 1024 // width)
-            kernels.move[(triton.cdiv(n, block),)](
+            kernels.move[(blocks(n, block),)](
                 self.anchor, self.slabs, slots, buffer, n, words, column, first_word, stride,
                 READ=given is None, SLAB_BITS=self.slab_bits, W=width, BLOCK=block,
             )  # fmt: skip

@@ -75,8 +75,7 @@ class DeviceGroup(Group):
             self._heard_now()
 
     def _heard_now(self) -> None:
-        self._rows.ledger.send()
-        self._raise(self._rows.hear(wait=True))
+        self._raise(self._rows.hear_all())
 
     def _raise(self, counted: np.ndarray | None) -> None:
         """Raise the first thing that the device counted and nobody heard of."""
@@ -85,7 +84,10 @@ class DeviceGroup(Group):
         tables = len(self.tables)
         bad = counted[-1]  # by table only what is counted up, and nothing that an erase counts down
         seen = np.concatenate([counted[: 4 * tables], [bad]]).astype(np.int64)
+        seen[:tables] = 0
         new = seen - self._reported
+        if not new.any():
+            return
         self._reported = seen
         dropped, skipped = new[2 * tables : 4 * tables : 2], new[2 * tables + 1 : 4 * tables : 2]
         for table, drops, skips in zip(self.tables, dropped.tolist(), skipped.tolist(), strict=True):
@@ -220,7 +222,7 @@ class DeviceGroup(Group):
                 training,
                 keep,
                 out,
-                np.array(counts, dtype=np.int64) if counts else None,
+                np.array(counts, dtype=np.int64),
             )
             if debugging() and training:
                 self._heard_now()
@@ -261,7 +263,8 @@ class DeviceGroup(Group):
             return result
 
     def _apply(self, batch: Batch, looked: Looked, grads: Sequence[Tensor]) -> None:
-        self._settings.refresh([table.optimizer_hyper for table in self.tables])
+        if self.settings_may_change:
+            self._settings.refresh([table.optimizer_hyper for table in self.tables])
         scale = self.loss_scale
         inverse, skip = None, None
         if scale is not None:
@@ -277,11 +280,12 @@ class DeviceGroup(Group):
 
     def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
         plan = batch.looked.plan
-        wanted = (
-            [(batch.size, plan.columns)]
-            if plan.columns
-            else [(batch.counts[part.source], part.dim) for part in plan.parts]
-        )
+        if plan.columns:
+            wanted: list[tuple[int, ...]] = [(batch.size, plan.columns)]
+        elif len(grads) == 1 and grads[0].dim() == 1:
+            wanted = [(sum(batch.counts[part.source] * part.dim for part in plan.parts),)]
+        else:
+            wanted = [(batch.counts[part.source], part.dim) for part in plan.parts]
         if [tuple(grad.shape) for grad in grads] != wanted:
             raise InputError(
                 f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "

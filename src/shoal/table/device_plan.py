@@ -46,10 +46,10 @@ class DevicePlan:
         coded = np.full((self.copies, len(names)), -1, dtype=np.int32)
         in_copies = np.full((self.copies, len(names)), -1, dtype=np.int32)
         for at, part in enumerate(parts):
-            coded[part.copy, part.source] = 2 * part.table + part.trains
+            sees = not part.trains and any(other.table == part.table and other.trains for other in parts)
+            coded[part.copy, part.source] = 4 * part.table + part.trains + 2 * sees
             in_copies[part.copy, part.source] = number_of[at]
         self.tables_of = torch.from_numpy(coded).to(device)
-        self.reading_tables_of = torch.from_numpy(np.where(coded >= 0, coded & ~1, coded)).to(device)
         self.parts_of = torch.from_numpy(in_copies).to(device)
         self._sources_in_order = torch.tensor([part.source for part in parts], dtype=torch.int64).to(device)
         self._dims_in_order = torch.tensor([part.dim for part in parts], dtype=torch.int64).to(device)
@@ -59,11 +59,12 @@ class DevicePlan:
         self.all_train = all(part.trains for part in parts)
         self.trained_mask = torch.zeros(len(configs), dtype=torch.int64, device=device)
         self.trained_mask[torch.tensor(self.trained, dtype=torch.int64)] = 1
-        # Which keys of each feature may be new in which table: int64 [tables, features] on the host.
-        self.births = np.zeros((len(configs), len(names)), dtype=np.int64)
-        for part in parts:
-            if part.trains:
-                self.births[part.table, part.source] += 1
+        self._tables = len(configs)
+        self._trained_tables = np.array([part.table for part in parts if part.trains], dtype=np.int64)
+        self._trained_sources = np.array([part.source for part in parts if part.trains], dtype=np.int64)
+        # The items of a row are reduced in the order of its table's features; most often they lie so.
+        places = [[(part.copy, part.source) for part in parts if part.table == table] for table in range(len(configs))]
+        self.in_feature_order = all(place == sorted(place) for place in places)
         # Whether items bring a part of their bag's gradient.
         self.has_mean = any(configs[part.table].pooling == "mean" for part in parts)
         # Gradients that begin at multiples of four elements are loaded four at a time.
@@ -75,6 +76,11 @@ class DevicePlan:
             and [part.source for part in parts] == list(range(len(names)))
             and all(part.feature.mode != "write" for part in parts)
         )
+
+    def most_births(self, counts: np.ndarray) -> np.ndarray:
+        """How many keys can be new in each table, where each feature has so many."""
+        born = np.bincount(self._trained_tables, weights=counts[self._trained_sources], minlength=self._tables)
+        return born.astype(np.int64)
 
     def starts(self, offsets: Tensor, batch: int) -> Tensor:
         """Where each part's output begins, without pooling: parts lie behind each other in the order of tables."""

@@ -18,7 +18,7 @@ from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError
 from shoal.index.device import BUCKET_BYTES, WALKERS, DeviceIndex, Found, Items
 from shoal.ops.birth import triton as birth_kernels
-from shoal.ops.launch import Launcher
+from shoal.ops.launch import Launcher, Launches, blocks, power_of_two
 from shoal.ops.rows import triton as row_kernels
 from shoal.ops.update import triton as update_kernels
 from shoal.storage.hbm import HbmStorage, Layout
@@ -30,6 +30,7 @@ TRITON_TYPES = {
     "bfloat16": triton.language.bfloat16,
 }
 _UNLIMITED = 2**31 - 1
+_BATCHES_AHEAD = 4
 
 
 def signed(word: int) -> int:
@@ -40,21 +41,19 @@ def signed(word: int) -> int:
 class Ledger:
     """What the kernels count, in one tensor: it comes to the host in one copy.
 
-    By table: keys, keys refused for want of room, gradients dropped and rows skipped, births; by family: slots taken;
-    and bad bags.
+    By table: keys, keys refused for want of room, gradients dropped and rows skipped; by family: slots taken; bad bags.
     """
 
     def __init__(self, tables: int, families: int, device: torch.device) -> None:
-        self.device = torch.zeros(5 * tables + families + 1, dtype=torch.int32, device=device)
+        self.device = torch.zeros(4 * tables + families + 1, dtype=torch.int32, device=device)
         self.keys = self.device[:tables]
         self.refused = self.device[tables : 2 * tables]
         self.left_out = self.device[2 * tables : 4 * tables]
-        self.births = self.device[4 * tables : 5 * tables]
-        self.taken = self.device[5 * tables : 5 * tables + families]
-        self.bad_bags = self.device[5 * tables + families :]
+        self.taken = self.device[4 * tables : 4 * tables + families]
+        self.bad_bags = self.device[4 * tables + families :]
         pinned = device.type == "cuda"
-        self._copies = [torch.zeros(len(self.device), dtype=torch.int32, pin_memory=pinned) for _ in range(4)]
-        self._events: list[Any] = [None] * 4
+        self._copies = [torch.zeros(len(self.device), dtype=torch.int32, pin_memory=pinned) for _ in range(8)]
+        self._events: list[Any] = [None] * 8
         self.sent = 0
         self._heard = 0
 
@@ -69,17 +68,23 @@ class Ledger:
         return self.sent
 
     def hear(self, wait: bool = False) -> tuple[int, np.ndarray] | None:
-        """The newest copy that is there and was not heard yet, and its number; with `wait`, the newest of all."""
-        oldest = max(self._heard, self.sent - len(self._copies))
-        for number in range(self.sent, oldest, -1):
+        """The newest copy that is there and was not heard yet, and its number; with `wait`, at least the oldest."""
+        oldest = max(self._heard, self.sent - len(self._copies)) + 1
+        if wait and oldest <= self.sent and self._events[(oldest - 1) % len(self._copies)] is not None:
+            self._events[(oldest - 1) % len(self._copies)].synchronize()
+        for number in range(self.sent, oldest - 1, -1):
             at = (number - 1) % len(self._copies)
-            event = self._events[at]
-            if event is not None and wait:
-                event.synchronize()
-            if event is None or event.query():
+            if self._events[at] is None or self._events[at].query():
                 self._heard = number
                 return number, self._copies[at].numpy().copy()
         return None
+
+    def hear_all(self) -> tuple[int, np.ndarray]:
+        """What is counted now: waits for the device."""
+        self.send()
+        while (heard := self.hear(wait=True)) is None or heard[0] < self.sent:
+            pass
+        return heard
 
 
 class DeviceRows:
@@ -100,6 +105,8 @@ class DeviceRows:
             self.families.append(kinds.index(kind))
         tables = len(configs)
         self.ledger = Ledger(tables, len(layouts), device)
+        # By table: keys looked up and missed, and births.
+        self.tally = torch.zeros(3, tables, dtype=torch.int64, device=device)
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
         self.index = DeviceIndex(self.anchor, tables)
         self.storage = HbmStorage(self.anchor, layouts, self.ledger.taken, slab_bits)
@@ -115,7 +122,7 @@ class DeviceRows:
         self._capacity = np.zeros(tables, dtype=np.int64)
         self._supply = np.zeros(len(layouts), dtype=np.int64)
         self._family_of = np.array(self.families)
-        self._births: dict[tuple[int, int], Launcher] = {}
+        self._launches = Launches()
         self._taken = [self.ledger.taken[family:] for family in range(len(layouts))]
         self._describe()
 
@@ -163,9 +170,11 @@ class DeviceRows:
             self._count(more)
             return
         self.hear()
+        # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
+        while not self._fits(more) and self.hear(wait=True) is not None:
+            pass
         if not self._fits(more):
-            self.ledger.send()
-            self.hear(wait=True)
+            self.hear_all()
             if not self._fits(more):
                 self._grow(more)
         self._count(more)
@@ -182,24 +191,28 @@ class DeviceRows:
         self._since.append((self.ledger.sent, more, families))
 
     def hear(self, wait: bool = False) -> np.ndarray | None:
-        """Read what the device counted, if it is there."""
+        """Read what the device counted, if it is there; with `wait`, the oldest that is on its way at least."""
         heard = self.ledger.hear(wait)
-        if heard is None:
-            return None
-        number, counted = heard
+        return None if heard is None else self._know(*heard)
+
+    def hear_all(self) -> np.ndarray:
+        """Read what the device has counted once all is done that was launched."""
+        return self._know(*self.ledger.hear_all())
+
+    def _know(self, number: int, counted: np.ndarray) -> np.ndarray:
         tables = len(self.configs)
         self._since = [entry for entry in self._since if entry[0] >= number]
         self._most_keys = counted[:tables].astype(np.int64)
-        self._most_taken = counted[5 * tables : 5 * tables + len(self._supply)].astype(np.int64)
+        self._most_taken = counted[4 * tables : 4 * tables + len(self._supply)].astype(np.int64)
         for _number, more, families in self._since:
             self._most_keys = self._most_keys + more
             self._most_taken = self._most_taken + families
         return counted
 
     def _grow(self, more: np.ndarray) -> None:
-        # Beyond this batch, room for two like it: then a table that no longer grows is never waited for.
+        # Beyond this batch, room for some like it: so far may the host be ahead of the device without waiting.
         for number in np.nonzero(more)[0].tolist():
-            wanted = int(self._most_keys[number] + 3 * more[number])
+            wanted = int(self._most_keys[number] + _BATCHES_AHEAD * more[number])
             wanted = min(wanted, int(self._most_rows[number]))
             self._require_budget(number, int(self._most_keys[number]))
             self.index.reserve(number, wanted)
@@ -207,7 +220,7 @@ class DeviceRows:
         self._describe()
         families = np.bincount(self._family_of, weights=more, minlength=len(self._supply)).astype(np.int64)
         for family in np.nonzero(self._most_taken + families > self._supply)[0].tolist():
-            lacking = int(self._most_taken[family] + 3 * families[family] - self._supply[family])
+            lacking = int(self._most_taken[family] + _BATCHES_AHEAD * families[family] - self._supply[family])
             held = self.storage.families[family]
             self.storage.grow(family, max(lacking, held.slots // 8))
             self._most_taken[family] = 0
@@ -227,7 +240,8 @@ class DeviceRows:
 
     def counted(self, number: int) -> dict[str, int]:
         """What the device counted about a table since it was made."""
-        return {"births": int(self.ledger.births[number])}
+        looked, missed, births = self.tally[:, number].tolist()
+        return {"lookups": looked, "hits": looked - missed, "births": births}
 
     def _require_budget(self, number: int, keys: int) -> None:
         budget = self._budgets[number]
@@ -240,9 +254,9 @@ class DeviceRows:
 
     # ---- keys
 
-    def find(self, items: Items, insert: bool, features_of: Tensor | None = None) -> Found:
-        """Slots of a batch; where `insert`, keys that have no row get one."""
-        found = self.index.find(items, insert, features_of)
+    def find(self, items: Items, insert: bool, features_of: Tensor | None = None, count: bool = False) -> Found:
+        """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it."""
+        found = self.index.find(items, insert, features_of, self.tally if count else None)
         if insert and items.n:
             won = self.index.claim(items, found, self.ledger.refused)
             for family in range(len(self.storage.families)):
@@ -254,31 +268,35 @@ class DeviceRows:
     def _give_birth(self, items: Items, won: Tensor, at: Tensor, count: Tensor, family: int) -> None:
         held = self.storage.families[family]
         layout = held.layout
-        d = triton.next_power_of_2(layout.dim)
-        s = triton.next_power_of_2(max(layout.state_floats, 1))
+        d = power_of_two(layout.dim)
+        s = power_of_two(max(layout.state_floats, 1))
         block = max(1, min(32, 4096 // max(d, s)))
-        launcher = self._births.get((family, items.steps))
-        if launcher is None:
-            constants = {
-                "WEIGHTS": TRITON_TYPES[layout.dtype],
-                "WEIGHT_BYTES": layout.weight_type.itemsize,
-                "HAS_NORMAL": self.has_normal,
-                "SLAB_BITS": self.storage.slab_bits,
-                "DIM": layout.dim,
-                "D": d,
-                "STATE": layout.state_floats,
-                "S": s,
-                "STEPS": items.steps,
-                "BLOCK": block,
-            }
-            launcher = Launcher(birth_kernels.birth, constants, num_warps=4, enable_fp_fusion=False)
-            self._births[family, items.steps] = launcher
+        launcher = self._launches.of(
+            (family, items.steps),
+            lambda: Launcher(
+                birth_kernels.birth,
+                {
+                    "WEIGHTS": TRITON_TYPES[layout.dtype],
+                    "WEIGHT_BYTES": layout.weight_type.itemsize,
+                    "HAS_NORMAL": self.has_normal,
+                    "SLAB_BITS": self.storage.slab_bits,
+                    "DIM": layout.dim,
+                    "D": d,
+                    "STATE": layout.state_floats,
+                    "S": s,
+                    "STEPS": items.steps,
+                    "BLOCK": block,
+                },
+                num_warps=4,
+                enable_fp_fusion=False,
+            ),
+        )
         launcher(
-            items.kind, (max(1, min(triton.cdiv(len(won), block), WALKERS)),),
+            items.kind, (max(1, min(blocks(len(won), block), WALKERS)),),
             self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state, self.normal,
             items.values, items.offsets, items.tables_of, won, at, count,
             held.free, len(held.free), self._taken[family], self.ledger.keys, self.ledger.refused,
-            self.ledger.births, self.steps,
+            self.tally[2], self.steps,
             items.n, items.batch, items.features, family, layout.weight_stride, layout.tail_stride,
         )  # fmt: skip
 
@@ -287,9 +305,9 @@ class DeviceRows:
         dim = self.configs[table].dim
         out = torch.empty(len(keys), dim, dtype=torch.float32, device=self.device)
         if len(keys):
-            d = triton.next_power_of_2(dim)
+            d = power_of_two(dim)
             block = max(1, min(32, 4096 // d))
-            row_kernels.first_rows[(triton.cdiv(len(keys), block),)](
+            row_kernels.first_rows[(blocks(len(keys), block),)](
                 self.inits, self.scales, self.normal, table, keys, out, len(keys), dim,
                 HAS_NORMAL=self.has_normal, D=d, BLOCK=block, enable_fp_fusion=False,
             )  # fmt: skip
@@ -301,7 +319,7 @@ class DeviceRows:
         more[table] = len(keys)
         self.make_room(more)
         offsets = torch.tensor([0, len(keys)], dtype=torch.int64).to(self.device)
-        tables_of = torch.tensor([[2 * table + 1]], dtype=torch.int32).to(self.device)
+        tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
         return self.find(Items(keys, offsets, tables_of, 1, 1, 1), insert=True).slots
 
     def erase(self, table: int, keys: Tensor) -> Tensor:
@@ -319,8 +337,7 @@ class DeviceRows:
 
     def _relisted(self, family: int) -> None:
         # What is on its way to the host was counted against the list before.
-        self.ledger.send()
-        self.hear(wait=True)
+        self.hear_all()
         self._supply[family] = self.storage.supply(family)
         self._most_taken[family] = 0
 

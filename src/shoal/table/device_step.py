@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, Items
-from shoal.ops.launch import Launcher, kind_of
+from shoal.ops.launch import Launcher, Launches, blocks, kind_of, power_of_two
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as update_kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
@@ -39,6 +38,8 @@ class Looked:
 
     def again(self, values: Tensor, offsets: Tensor) -> "Looked":
         """The same in other tensors."""
+        if values.data_ptr() == self.items.values.data_ptr() and offsets.data_ptr() == self.items.offsets.data_ptr():
+            return self
         return replace(self, items=replace(self.items, values=values, offsets=offsets))
 
 
@@ -124,7 +125,7 @@ class Settings:
 
 
 def _block(dim: int) -> int:
-    return int(triton.next_power_of_2(dim))
+    return power_of_two(dim)
 
 
 class Lookups:
@@ -132,15 +133,7 @@ class Lookups:
 
     def __init__(self, rows: DeviceRows) -> None:
         self._rows = rows
-        self._launchers: dict[Any, Launcher] = {}
-
-    def _launch(self, kernel: Any, family: int, warps: int, **constants: Any) -> Launcher:
-        key = (kernel, family, *constants.values())
-        launcher = self._launchers.get(key)
-        if launcher is None:
-            launcher = Launcher(kernel, constants, num_warps=warps, enable_fp_fusion=False)
-            self._launchers[key] = launcher
-        return launcher
+        self._launches = Launches()
 
     def run(
         self,
@@ -151,7 +144,7 @@ class Lookups:
         training: bool,
         keep: bool,
         out: Tensor,
-        counts: np.ndarray | None,
+        counts: np.ndarray,
     ) -> Looked:
         """Find the rows, give birth to those that lack in training, and write the output."""
         rows, names = self._rows, len(plan.names)
@@ -159,12 +152,16 @@ class Lookups:
         insert = training and bool(plan.trained)
         items = Items(values, offsets, plan.tables_of, batch, names, plan.copies)
         if insert:
-            more = plan.births @ counts if counts is not None else plan.births.sum(1) * items.n
-            rows.make_room(more)
+            rows.make_room(plan.most_births(counts))
         device, total = rows.device, plan.copies * items.n
         features_of = None if plan.columns else torch.empty(total, dtype=torch.int32, device=device)
-        found = rows.find(items, insert, features_of)
-        tickets = torch.empty(total if keep else 0, dtype=torch.int64, device=device)
+        found = rows.find(items, insert, features_of, count=True)
+        # Items of bad bags get no ticket; without pooling there are none.
+        tickets = (
+            torch.full((total if keep else 0,), -1, dtype=torch.int64, device=device)
+            if plan.columns
+            else torch.empty(total if keep else 0, dtype=torch.int64, device=device)
+        )
         shared = keep and bool(plan.columns) and (weights is not None or plan.has_mean)
         shares = torch.empty(total, dtype=torch.float32, device=device) if shared else None
         looked = Looked(plan, items, found.slots, tickets, shares)
@@ -197,25 +194,36 @@ class Lookups:
         ids = 8 if d < 128 else 4
         given = out if weights is None else weights  # any tensor: not read
         kind = (*items.kind, kind_of(weights), out.dtype)
-        shared = {
+        weighted, shared = weights is not None, looked.shares is not None
+        stored = {
             "WEIGHTS": TRITON_TYPES[layout.dtype],
             "WEIGHT_BYTES": layout.weight_type.itemsize,
             "SLAB_BITS": rows.storage.slab_bits,
             "DIM": layout.dim,
             "D": d,
         }
-        self._launch(
-            pool_kernels.pool, family.family, max(1, min(8, in_bags * ids * d // 2048)),
-            WEIGHTED=weights is not None, SHARED=looked.shares is not None, KEEP=keep, **shared, BAGS=in_bags, IDS=ids,
+        self._launches.of(
+            ("pool", family.family, weighted, shared, keep),
+            lambda: Launcher(
+                pool_kernels.pool,
+                {"WEIGHTED": weighted, "SHARED": shared, "KEEP": keep, **stored, "BAGS": in_bags, "IDS": ids},
+                num_warps=max(1, min(8, in_bags * ids * d // 2048)),
+                enable_fp_fusion=False,
+            ),
         )(
-            kind, (triton.cdiv(items.batch, in_bags), family.count),
+            kind, (blocks(items.batch, in_bags), family.count),
             rows.anchor, rows.storage.slabs, family.parts, items.offsets, given, slots, out, looked.tickets,
             out if looked.shares is None else looked.shares, lacking, count, rows.ledger.bad_bags,
             items.n, items.batch, out.stride(0), layout.weight_stride,
         )  # fmt: skip
-        self._launch(
-            pool_kernels.pool_lacking, family.family, 4,
-            WEIGHTED=weights is not None, **shared, HAS_NORMAL=rows.has_normal, IDS=16,
+        self._launches.of(
+            ("pool_lacking", family.family, weighted),
+            lambda: Launcher(
+                pool_kernels.pool_lacking,
+                {"WEIGHTED": weighted, **stored, "HAS_NORMAL": rows.has_normal, "IDS": 16},
+                num_warps=4,
+                enable_fp_fusion=False,
+            ),
         )(
             kind, (min(WALKERS, max(1, items.batch)),),
             rows.anchor, rows.storage.slabs, family.parts, rows.inits, rows.scales, rows.normal, items.values,
@@ -241,24 +249,39 @@ class Lookups:
         starts = slots if plan.in_order else plan.starts(items.offsets, items.batch)
         kind = (*items.kind, out.dtype, starts.dtype)
         block = max(1, 1024 // d)
-        self._launch(
-            pool_kernels.gather, family.family, 1,
-            KEEP=keep, IN_ORDER=plan.in_order, WEIGHTS=TRITON_TYPES[layout.dtype],
-            WEIGHT_BYTES=layout.weight_type.itemsize, SLAB_BITS=rows.storage.slab_bits, DIM=layout.dim, D=d,
-            BLOCK=block,
+        stored = {"WEIGHTS": TRITON_TYPES[layout.dtype], "DIM": layout.dim, "D": d}
+        self._launches.of(
+            ("gather", family.family, keep, plan.in_order),
+            lambda: Launcher(
+                pool_kernels.gather,
+                {
+                    "KEEP": keep,
+                    "IN_ORDER": plan.in_order,
+                    "WEIGHT_BYTES": layout.weight_type.itemsize,
+                    "SLAB_BITS": rows.storage.slab_bits,
+                    **stored,
+                    "BLOCK": block,
+                },
+                num_warps=1,
+                enable_fp_fusion=False,
+            ),
         )(
-            kind, (triton.cdiv(items.n, block), plan.copies),
+            kind, (blocks(items.n, block), plan.copies),
             rows.anchor, rows.storage.slabs, plan.device_parts, plan.parts_of, items.offsets, starts, features_of,
             slots, out, looked.tickets, lacking, count, items.n, items.batch, items.features, layout.weight_stride,
             family.first, family.first + family.count,
         )  # fmt: skip
-        block = max(1, min(16, 2048 // d))
-        self._launch(
-            pool_kernels.gather_lacking, family.family, 4,
-            IN_ORDER=plan.in_order, WEIGHTS=TRITON_TYPES[layout.dtype], HAS_NORMAL=rows.has_normal, DIM=layout.dim,
-            D=d, BLOCK=block,
+        few = max(1, min(16, 2048 // d))
+        self._launches.of(
+            ("gather_lacking", family.family, plan.in_order),
+            lambda: Launcher(
+                pool_kernels.gather_lacking,
+                {"IN_ORDER": plan.in_order, "HAS_NORMAL": rows.has_normal, **stored, "BLOCK": few},
+                num_warps=4,
+                enable_fp_fusion=False,
+            ),
         )(
-            kind, (min(WALKERS, triton.cdiv(items.n, block)),),
+            kind, (min(WALKERS, blocks(items.n, few)),),
             plan.device_parts, plan.parts_of, rows.inits, rows.scales, rows.normal, items.values, items.offsets, starts,
             features_of, out, lacking, count, items.n, items.batch, items.features,
         )  # fmt: skip
@@ -272,14 +295,12 @@ class Updates:
         self._settings = settings
         self._no_scale = torch.ones(1, dtype=torch.float32, device=rows.device)
         self._no_skip = torch.zeros(1, dtype=torch.int32, device=rows.device)
-        self._launchers: dict[Any, Launcher] = {}
+        self._launches = Launches()
 
     def _launch(self, kernel: Any, family: int, warps: int, **constants: Any) -> Launcher:
-        key = (kernel, family, *constants.values())
-        launcher = self._launchers.get(key)
-        if launcher is None:
-            launcher = self._launchers[key] = Launcher(kernel, constants, num_warps=warps)
-        return launcher
+        return self._launches.of(
+            (kernel.__name__, family, *constants.values()), lambda: Launcher(kernel, constants, num_warps=warps)
+        )
 
     def run(
         self, looked: Looked, grads: Sequence[Tensor], scores: Tensor, inverse_scale: Tensor | None = None,
@@ -292,12 +313,21 @@ class Updates:
         rows, plan = self._rows, looked.plan
         if len(looked.slots):
             gradients = _together(plan, grads)
-            ordered, order = torch.sort(self._targets(looked))
+            ordered, order = self._sorted(looked)
             dealt = self._deal(looked, ordered, order, gradients.moved)
             for family in plan.families:
                 if family.family in self._settings.kinds:
                     self._family(family.family, looked, gradients, scores, ordered, dealt, inverse_scale, skip)
         rows.steps += plan.trained_mask if skip is None else plan.trained_mask * (1 - skip)
+
+    def _sorted(self, looked: Looked) -> tuple[Tensor, Tensor]:
+        """The slots to update, sorted, and their items: those of one row in the order of its table's features."""
+        targets = self._targets(looked)
+        if looked.plan.in_feature_order:
+            return torch.sort(targets, stable=True)
+        by_part = torch.sort(looked.tickets >> pool_kernels.TICKET_BITS.value, stable=True).indices
+        ordered, order = torch.sort(targets[by_part], stable=True)
+        return ordered, by_part[order]
 
     def _targets(self, looked: Looked) -> Tensor:
         plan, items = looked.plan, looked.items
@@ -305,7 +335,7 @@ class Updates:
             return looked.slots
         targets = torch.empty_like(looked.slots)
         self._launch(update_kernels.aim, 0, 4, STEPS=items.steps, BLOCK=512)(
-            items.kind, (triton.cdiv(items.n, 512), plan.copies),
+            items.kind, (blocks(items.n, 512), plan.copies),
             looked.slots, plan.tables_of, items.offsets, targets, items.n, items.batch, items.features,
         )  # fmt: skip
         return targets
@@ -319,7 +349,7 @@ class Updates:
                 update_kernels.touch, family.family, 4,
                 SLAB_BITS=rows.storage.slab_bits, STATE=layout.state_floats, STEPS=items.steps, BLOCK=256,
             )(
-                items.kind, (triton.cdiv(items.n, 256), plan.copies),
+                items.kind, (blocks(items.n, 256), plan.copies),
                 rows.anchor, rows.storage.slabs, rows.index.tables, plan.tables_of, items.offsets, looked.slots, steps,
                 items.n, items.batch, items.features, family.family, layout.tail_stride,
             )  # fmt: skip
@@ -352,7 +382,7 @@ class Updates:
         keys = torch.empty_like(looked.tickets) if keyed else None
         deal = {"MOVED": moved is not None, "SHARED": shares is not None, "KEYED": keyed, "BLOCK": 512}
         self._launch(update_kernels.deal, 0, 4, **deal)(
-            items.kind, (triton.cdiv(total, 512),),
+            items.kind, (blocks(total, 512),),
             ordered, order, looked.tickets, looked.plan.device_parts, tickets if moved is None else moved,
             tickets if looked.shares is None else looked.shares, items.values, tickets,
             tickets if shares is None else shares, tickets if keys is None else keys, total, items.n,
@@ -369,36 +399,45 @@ class Updates:
         # Many rows at once hide the latency of memory; few leave registers for wide rows.
         together = max(1, min(64, 2048 // d)) if d < 128 else max(1, 256 // d)
         length = max(32, together)
-        chunks = triton.cdiv(total, length)
+        chunks = blocks(total, length)
         sums = torch.empty(2 * chunks * d, dtype=torch.float32, device=rows.device)
         sum_counts = (
             sums
             if settings.reductions[family] != update_kernels.MEAN_OF.value
             else torch.empty(2 * chunks, dtype=torch.float32, device=rows.device)
         )
-        step = {
-            "STEP": settings.kinds[family],
-            "PLAIN": settings.plain[family],
-            "REDUCE": settings.reductions[family],
-        }
-        shared = {
-            "ALONE": len(rows.storage.families) == 1,
-            "WEIGHTS": TRITON_TYPES[layout.dtype],
-            "WEIGHT_BYTES": layout.weight_type.itemsize,
-            "SLAB_BITS": rows.storage.slab_bits,
-            "DIM": layout.dim,
-            "D": d,
-            "STATE": layout.state_floats,
-            "LENGTH": length,
-        }
+        kept = layout.weight_type.itemsize
+        alone = len(rows.storage.families) == 1
         scaled = skip is not None
         skip = self._no_skip if skip is None else skip
         grads, aligned = gradients.base, plan.aligned and gradients.aligned
         kind = (items.kind, scores.data_ptr() % 16 == 0)
-        self._launch(
-            update_kernels.update, family, max(1, min(16, together * d // 2048)),
-            **step, SHARED=looked.shares is not None, SCALED=scaled, ALIGNED=aligned, **shared, ITEMS=together,
-        )(
+        shared, reduction, plain = looked.shares is not None, settings.reductions[family], settings.plain[family]
+
+        def constants() -> tuple[dict[str, Any], dict[str, Any]]:
+            step = {"STEP": settings.kinds[family], "PLAIN": plain, "REDUCE": reduction, "SCALED": scaled}
+            return step, {
+                "ALONE": alone,
+                "WEIGHTS": TRITON_TYPES[layout.dtype],
+                "WEIGHT_BYTES": kept,
+                "SLAB_BITS": rows.storage.slab_bits,
+                "DIM": layout.dim,
+                "D": d,
+                "STATE": layout.state_floats,
+                "LENGTH": length,
+            }
+
+        def make_update() -> Launcher:
+            step, stored = constants()
+            chosen = {**step, "SHARED": shared, "ALIGNED": aligned, **stored, "ITEMS": together}
+            return Launcher(update_kernels.update, chosen, num_warps=max(1, min(16, together * d // 2048)))
+
+        def make_crossing() -> Launcher:
+            step, stored = constants()
+            chosen = {**step, **stored, "SUMS": max(1, min(16, 8192 // d))}
+            return Launcher(update_kernels.update_crossing, chosen, num_warps=4)
+
+        self._launches.of(("update", family, plain, scaled, shared, aligned), make_update)(
             kind, (chunks,),
             rows.anchor, rows.storage.slabs, rows.storage.family_of, settings.device, rows.inits, rows.steps, scores,
             rows.update_counts, ordered, dealt.tickets, grads if dealt.shares is None else dealt.shares,
@@ -406,9 +445,7 @@ class Updates:
             self._no_scale if inverse_scale is None else inverse_scale, skip, total, family,
             layout.weight_stride, layout.tail_stride,
         )  # fmt: skip
-        self._launch(
-            update_kernels.update_crossing, family, 4, **step, SCALED=scaled, **shared, SUMS=max(1, min(16, 8192 // d))
-        )(
+        self._launches.of(("crossing", family, plain, scaled), make_crossing)(
             kind, (chunks,),
             rows.anchor, rows.storage.slabs, rows.storage.family_of, settings.device, rows.inits, rows.steps, scores,
             rows.update_counts, ordered, dealt.tickets, dealt.tickets if dealt.keys is None else dealt.keys, sums,

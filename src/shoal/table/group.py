@@ -131,9 +131,12 @@ class Group(ABC):
         self.device = device
         self.tables: Sequence[GroupTable] = tables
         self.loss_scale: LossScale | None = None
+        # Whether anyone can have changed the optimizers' settings since the tables were made.
+        self.settings_may_change = False
         self._lock = _native.RwLock()
         self._leases: Leases[Any] = Leases()
         self._plans: dict[tuple[str, ...], Any] = {}
+        self._limbo: set[int] = set()  # tables with erased rows whose slots wait for leases to end
         self._process = os.getpid()
 
     def number_of(self, table: str) -> int | None:
@@ -181,10 +184,20 @@ class Group(ABC):
     def _collect_leases(self) -> None:
         for batch in self._leases.collect():
             self._touch(batch)
-        oldest = self._leases.oldest
-        for table in self.tables:
-            if table.has_limbo:
-                table.leases_ended(oldest)
+        for number in tuple(self._limbo):
+            self.tables[number].leases_ended(self._leases.oldest)
+            if not self.tables[number].has_limbo:
+                self._limbo.discard(number)
+
+    def erase(self, number: int, keys: Tensor) -> int:
+        """Remove rows of a table; returns how many there were. Call while writing."""
+        table, newest = self.tables[number], self.newest_lease
+        erased = table.erase(keys, newest)
+        if table.has_limbo:
+            self._limbo.add(number)
+        if newest is None:
+            table.compact(erased)
+        return erased
 
     @abstractmethod
     def _touch(self, batch: Any) -> None:
@@ -258,8 +271,8 @@ class Group(ABC):
         """Apply a forward's output gradients to its rows; returns the gradient of the per-sample weights, or nothing.
 
         `values`, `offsets` and `weights` are the forward's once more, as autograd kept them: a compiled program reuses
-        the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor, or one
-        [keys, dim] tensor for each part of the plan.
+        the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor; of
+        `lookup_each` one [keys, dim] tensor for each part of the plan, or one [size] tensor for all.
         """
 
     @abstractmethod

@@ -76,10 +76,7 @@ class TableHandle:
         """Remove the rows of keys; returns how many there were."""
         wanted = self._keys("erase", keys)
         with self._group.writing():
-            erased = self._table.erase(wanted, self._group.newest_lease)
-            if self._group.newest_lease is None:
-                self._table.compact(erased)
-            return erased
+            return self._group.erase(self._number, wanted)
 
     def stats(self) -> TableStats:
         """Rows, bytes, step and counters as they are now."""

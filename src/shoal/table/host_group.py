@@ -184,6 +184,7 @@ class HostGroup(Group):
         with self.writing():
             batch = self._leases.of(lease)
             self._check_tensors(batch.plan.names, values, offsets, weights)
+            grads = self._of_parts(batch, grads)
             self._check_gradients(batch, grads)
             values, offsets, batch.weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
             bind_again(batch.bags, values, offsets, batch.weights)
@@ -199,6 +200,18 @@ class HostGroup(Group):
             batch.applied = True
             self._compact(batch)
             return result
+
+    @staticmethod
+    def _of_parts(batch: Batch, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One gradient for each part, where one came for all."""
+        plan, bounds = batch.plan, batch.bags.bounds
+        if plan.columns or len(grads) != 1 or grads[0].dim() != 1:
+            return grads
+        shapes = [(bounds[part.source + 1] - bounds[part.source], part.dim) for part in plan.parts]
+        sizes = [keys * dim for keys, dim in shapes]
+        if grads[0].numel() != sum(sizes):
+            return grads
+        return [one.view(shape) for one, shape in zip(grads[0].split(sizes), shapes, strict=True)]
 
     def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
         plan, bounds = batch.plan, batch.bags.bounds

@@ -7,9 +7,11 @@ from shoal.ops.find.triton import (
     BUCKET_UNITS,
     EMPTY,
     FAMILY,
-    KEYS_AT,
+    FIRST_KEY,
+    FIRST_SLOT,
     MOST_ROWS,
-    SLOTS_AT,
+    NEXT_KEY,
+    NEXT_SLOT,
     UNIT,
     digest_of,
     lost_keys,
@@ -156,7 +158,7 @@ def birth(
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
-        _item, _position, key, table, base, _buckets = lost_keys(
+        _item, _position, key, table, _inserts, base, _buckets = lost_keys(
             values, offsets, tables, tables_of, won, lane, live, n, batch, features, STEPS
         )
         mine = live & (tl.load(tables + table * COLUMNS + FAMILY, mask=live, other=-1) == family)
@@ -172,13 +174,13 @@ def birth(
         at = tl.load(won_at + lane, mask=live, other=0)
         inside = at * 4 - base * UNIT
         bucket = inside // (BUCKET_UNITS * UNIT)
-        entry = (inside - bucket * BUCKET_UNITS * UNIT - SLOTS_AT) // 4
+        entry = ((inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT) // NEXT_SLOT
         bucket_at = (base + bucket * BUCKET_UNITS) * UNIT
         digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
         keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
         tl.store(anchor + at, slot, mask=mine)
         tl.store(digests + bucket_at + entry, digest_of(mix64(key)), mask=has)
-        tl.store(keys + (bucket_at + KEYS_AT) // 8 + entry, key, mask=has)
+        tl.store(keys + bucket_at // 8 + FIRST_KEY + NEXT_KEY * entry, key, mask=has)
 
         kind = tl.load(inits + table * INIT_COLUMNS, mask=has, other=0)
         stream = tl.load(inits + table * INIT_COLUMNS + 1, mask=has, other=0).to(tl.uint64)

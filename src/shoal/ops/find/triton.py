@@ -1,9 +1,10 @@
 """Keys to slots in device memory.
 
-A table's index is a run of buckets of 416 bytes: 31 one-byte digests and a mark, 31 slots, 31 keys. An entry is in use
-where its digest is not 0, so no key is reserved. A key lives in its home bucket or, where that was full, in one of the
-next few; the mark says that a bucket was full once, and that a find goes on behind it. One launch serves all tables:
-their buckets are named by their distance from one anchor.
+A table's index is a run of buckets of 544 bytes: 31 digests of one byte and a mark, then 31 entries of 16 bytes, each a
+key, its slot and a spare word, so that a find reads two sectors of memory. An entry is in use where its digest is not
+0, so no key is reserved. A key lives in its home bucket or, where that was full, in one of the next few; the mark says
+that a bucket was full once, and that a find goes on behind it. One launch serves all tables: their buckets are named by
+their distance from one anchor.
 
 Inserts need no locks and no waiting. A key that was not found claims an entry by writing its own position in the batch
 into the entry's slot word; whoever meets a claim reads the claimant's key from the batch. So of equal keys one wins and
@@ -14,11 +15,14 @@ import triton
 import triton.language as tl
 
 UNIT = tl.constexpr(32)  # bytes; places are counted in it, which tells the compiler that loads may be wide
-BUCKET_UNITS = tl.constexpr(13)
+BUCKET_UNITS = tl.constexpr(17)
 ENTRIES = tl.constexpr(31)
 LANES = tl.constexpr(32)  # the entries and the mark
-SLOTS_AT = tl.constexpr(32)
-KEYS_AT = tl.constexpr(160)
+# Where the first entry's key and slot are, and how far it is to the next one's, in their own sizes.
+FIRST_KEY = tl.constexpr(4)
+NEXT_KEY = tl.constexpr(2)
+FIRST_SLOT = tl.constexpr(10)
+NEXT_SLOT = tl.constexpr(4)
 EMPTY = tl.constexpr(-1)
 NO_SLOT = tl.constexpr(-1)
 # Behind its home a key goes this far; at a load of 0.8, one in 10^9 would have to go further.
@@ -85,13 +89,12 @@ def probe(anchor, base, buckets, key, live):
         at = (base + bucket * BUCKET_UNITS) * UNIT
         seen = tl.load(digests + at[:, None] + entry[None, :], mask=going[:, None], other=0)
         alike = (seen == digest[:, None]) & (entry < ENTRIES)[None, :]
-        stored = tl.load(keys + (at // 8 + KEYS_AT // 8)[:, None] + entry[None, :], mask=alike, other=0)
-        which = tl.max(tl.where(alike & (stored == key[:, None]), entry[None, :], -1), axis=1)
-        hit = which >= 0
-        slot = tl.load(anchor + at // 4 + SLOTS_AT // 4 + which, mask=hit, other=NO_SLOT)
-        found = tl.where(hit, slot, found)
+        stored = tl.load(keys + (at // 8 + FIRST_KEY)[:, None] + NEXT_KEY * entry[None, :], mask=alike, other=0)
+        slot = tl.load(anchor + (at // 4 + FIRST_SLOT)[:, None] + NEXT_SLOT * entry[None, :], mask=alike, other=NO_SLOT)
+        here = tl.max(tl.where(alike & (stored == key[:, None]), slot, NO_SLOT), axis=1)
+        found = tl.where(going, here, found)
         marked = tl.max(tl.where(entry[None, :] == ENTRIES, seen.to(tl.int32), 0), axis=1) > 0
-        going = going & (which < 0) & marked
+        going = going & (here < 0) & marked
         bucket = next_bucket(bucket, buckets)
         passed += 1
     return found
@@ -105,15 +108,33 @@ def append(count, flags):
     return first + tl.cumsum(ones, axis=0) - 1
 
 
+@triton.jit
+def tally(offsets, tables_of, looked, n, batch, features, FEATURES: tl.constexpr):
+    """Add every feature's number of keys to its table's; offsets may make no sense."""
+    first = 0
+    while first < features:
+        feature = first + tl.arange(0, FEATURES)
+        coded = tl.load(tables_of + feature, mask=feature < features, other=-1)
+        here = coded >= 0
+        begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=here, other=0).to(tl.int64)
+        end = tl.load(offsets + (feature.to(tl.int64) + 1) * batch, mask=here, other=0).to(tl.int64)
+        keys = tl.minimum(tl.maximum(end - begin, 0), n)
+        tl.atomic_add(looked + (coded >> 2), keys, mask=here)
+        first += FEATURES
+
+
 @triton.jit(do_not_specialize=["n", "batch", "features"])
 def find(
-    anchor, tables, values, offsets, tables_of, slots, features_of, lost, lost_count, n, batch, features,
-    INSERT: tl.constexpr, NAME: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    anchor, tables, values, offsets, tables_of, slots, features_of, lost, lost_count, looked, missed,
+    n, batch, features,
+    INSERT: tl.constexpr, NAME: tl.constexpr, TALLY: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
 ):  # fmt: skip
     """Slots of a batch, one run of n for each copy. Where INSERT, items that were not found and may be are listed;
-    where NAME, `features_of` gets the feature of each item.
+    where NAME, `features_of` gets the feature of each item; where TALLY, tables count keys looked up and missed.
 
-    `tables_of[copy, feature]`: the number of the table, twice, plus one if it trains; -1 for none.
+    `tables_of[copy, feature]`: four times the number of the table, plus 1 where keys are inserted, plus 2 where only
+    others insert them, and are to be seen; -1 for none.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     copy = tl.program_id(1)
@@ -121,7 +142,7 @@ def find(
     feature = feature_of(offsets, at, batch, features, STEPS)
     coded = tl.load(tables_of + copy * features + feature, mask=live, other=-1)
     live = live & (coded >= 0)
-    table = (coded >> 1).to(tl.int64)
+    table = (coded >> 2).to(tl.int64)
     base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=live, other=0)
     buckets = tl.load(tables + table * TABLE_COLUMNS + BUCKETS, mask=live, other=0)
     key = tl.load(values + at, mask=live, other=0).to(tl.int64)
@@ -130,23 +151,30 @@ def find(
     tl.store(slots + item, slot, mask=at < n)
     if NAME:
         tl.store(features_of + item, feature, mask=at < n)
+    if TALLY:
+        absent = live & (slot < 0)
+        if tl.max(absent.to(tl.int32), axis=0) > 0:
+            tl.atomic_add(missed + table, 1, mask=absent)
+        if tl.program_id(0) == 0:
+            tally(offsets, tables_of + copy * features, looked, n, batch, features, FEATURES)
     if INSERT:
-        missing = live & (slot < 0) & ((coded & 1) == 1)
+        missing = live & (slot < 0) & ((coded & 3) != 0)
         if tl.sum(missing.to(tl.int32), axis=0) > 0:
             tl.store(lost + append(lost_count, missing), item, mask=missing)
 
 
 @triton.jit
 def lost_keys(values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS: tl.constexpr):
-    """What a block of the list of missing items is about: (item, position, key, table, base, buckets)."""
+    """What a block of the list of missing items is about: (item, position, key, table, inserts, base, buckets)."""
     item = tl.load(lost + lane, mask=live, other=0)
     position = item % n
     feature = feature_of(offsets, position, batch, features, STEPS)
-    table = (tl.load(tables_of + (item // n) * features + feature, mask=live, other=0) >> 1).to(tl.int64)
+    coded = tl.load(tables_of + (item // n) * features + feature, mask=live, other=0)
+    table = (coded >> 2).to(tl.int64)
     base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=live, other=0)
     buckets = tl.load(tables + table * TABLE_COLUMNS + BUCKETS, mask=live, other=0)
     key = tl.load(values + position, mask=live, other=0).to(tl.int64)
-    return item, position, key, table, base, buckets
+    return item, position, key, table, (coded & 1) == 1, base, buckets
 
 
 @triton.jit(do_not_specialize=["n", "batch", "features"])
@@ -165,30 +193,30 @@ def claim(
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
-        item, position, key, table, base, buckets = lost_keys(
+        item, position, key, table, inserts, base, buckets = lost_keys(
             values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
         )
         bucket = home_of(mix64(key), buckets)
         passed = tl.zeros_like(position)
         taken = tl.zeros_like(base)
         wins = position < 0
-        going = live & (buckets > 0)
+        going = live & inserts & (buckets > 0)
         while tl.max(going.to(tl.int32), axis=0) > 0:
             at = (base + bucket * BUCKET_UNITS) * UNIT
-            words = anchor + at // 4 + SLOTS_AT // 4
+            words = anchor + at // 4 + FIRST_SLOT
             asks = going[:, None] & (entry < ENTRIES)[None, :]
             # Not from the first-level cache: others are claiming.
-            word = tl.load(words[:, None] + entry[None, :], mask=asks, other=0, volatile=True)
+            word = tl.load(words[:, None] + NEXT_SLOT * entry[None, :], mask=asks, other=0, volatile=True)
             held = word < EMPTY
             other = tl.load(values + (EMPTY - 1 - word), mask=held, other=0).to(tl.int64)
             twin = tl.max((held & (other == key[:, None])).to(tl.int32), axis=1) > 0
             free = tl.min(tl.where(word == EMPTY, entry[None, :], LANES), axis=1)
             tries = going & (twin == 0) & (free < LANES)
-            target = tl.where(tries, words + free, dummy)
+            target = tl.where(tries, words + NEXT_SLOT * free, dummy)
             before = tl.atomic_cas(target, tl.full(position.shape, EMPTY, tl.int32), EMPTY - 1 - position)
             got = tries & (before == EMPTY)
             wins = wins | got
-            taken = tl.where(got, at // 4 + SLOTS_AT // 4 + free, taken)
+            taken = tl.where(got, at // 4 + FIRST_SLOT + NEXT_SLOT * free, taken)
             full = going & (twin == 0) & (free == LANES)
             tl.store(anchor.to(tl.pointer_type(tl.uint8), bitcast=True) + at + ENTRIES, full.to(tl.uint8), mask=full)
             bucket = tl.where(full, next_bucket(bucket, buckets), bucket)
@@ -214,7 +242,7 @@ def find_lost(
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
-        item, _position, key, _table, base, buckets = lost_keys(
+        item, _position, key, _table, _inserts, base, buckets = lost_keys(
             values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
         )
         tl.store(slots + item, probe(anchor, base, buckets, key, live), mask=live)
@@ -231,8 +259,8 @@ def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.
     going = entry < ENTRIES
     seen = tl.load(digests + at + entry, mask=going, other=0)
     going = going & (seen != 0)
-    key = tl.load(keys + at // 8 + KEYS_AT // 8 + entry, mask=going, other=0)
-    slot = tl.load(anchor + at // 4 + SLOTS_AT // 4 + entry, mask=going, other=0)
+    key = tl.load(keys + at // 8 + FIRST_KEY + NEXT_KEY * entry, mask=going, other=0)
+    slot = tl.load(anchor + at // 4 + FIRST_SLOT + NEXT_SLOT * entry, mask=going, other=0)
     hash = mix64(key)
     new = tl.zeros_like(key) + new_buckets
     bucket = home_of(hash, new)
@@ -240,14 +268,13 @@ def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.
     passed = tl.zeros_like(entry)
     while tl.max(going.to(tl.int32), axis=0) > 0:
         to = (new_at + bucket * BUCKET_UNITS) * UNIT
-        # A lane that does not try asks for the mark's word, which is never EMPTY.
-        words = anchor + to // 4 + SLOTS_AT // 4
-        before = tl.atomic_cas(
-            tl.where(going, words + which, words + ENTRIES), tl.full(entry.shape, EMPTY, tl.int32), slot
-        )
+        # A lane that does not try asks for the word behind the last slot, which is never EMPTY.
+        words = anchor + to // 4 + FIRST_SLOT
+        target = words + NEXT_SLOT * tl.where(going, which, ENTRIES)
+        before = tl.atomic_cas(target, tl.full(entry.shape, EMPTY, tl.int32), slot)
         got = going & (before == EMPTY)
         tl.store(digests + to + which, seen, mask=got)
-        tl.store(keys + to // 8 + KEYS_AT // 8 + which, key, mask=got)
+        tl.store(keys + to // 8 + FIRST_KEY + NEXT_KEY * which, key, mask=got)
         which = which + 1
         full = going & (got == 0) & (which == ENTRIES)
         tl.store(digests + to + ENTRIES, full.to(tl.uint8), mask=full)
@@ -279,10 +306,10 @@ def erase(anchor, at, buckets, keys, slots, n, BLOCK: tl.constexpr):
         to = (at + bucket * BUCKET_UNITS) * UNIT
         seen = tl.load(digests + to[:, None] + entry[None, :], mask=going[:, None], other=0)
         alike = (seen == digest[:, None]) & (entry < ENTRIES)[None, :]
-        stored = tl.load(stored_keys + (to // 8 + KEYS_AT // 8)[:, None] + entry[None, :], mask=alike, other=0)
+        stored = tl.load(stored_keys + (to // 8 + FIRST_KEY)[:, None] + NEXT_KEY * entry[None, :], mask=alike, other=0)
         which = tl.max(tl.where(alike & (stored == key[:, None]), entry[None, :], -1), axis=1)
         hit = which >= 0
-        word = anchor + to // 4 + SLOTS_AT // 4 + which
+        word = anchor + to // 4 + FIRST_SLOT + NEXT_SLOT * which
         found = tl.where(hit, tl.load(word, mask=hit, other=NO_SLOT), found)
         tl.store(word, EMPTY, mask=hit)
         tl.store(digests + to + which, 0, mask=hit)

@@ -54,6 +54,8 @@ LAST = tl.constexpr(3)
 COUNT_COLUMNS = tl.constexpr(2)
 DROPPED = tl.constexpr(0)
 OVERFLOWED = tl.constexpr(1)
+# Where the gradient of an item without one would be.
+NOWHERE = tl.constexpr((1 << 40) - 1)
 # The largest sum of squares of a row's gradient: beyond it, optimizers would keep infinity.
 MOST_SQUARES = tl.constexpr(1e30)
 
@@ -64,8 +66,9 @@ def factor_to(norm, row):
     largest = tl.max(tl.abs(row), axis=1)
     safe = tl.where(largest > 0.0, largest, 1.0)
     scaled = row / safe[:, None]
-    length = safe * tl.sqrt(tl.sum(scaled * scaled, axis=1))
-    return tl.where(length > norm, norm / length, 1.0)
+    length = tl.sqrt(tl.sum(scaled * scaled, axis=1))
+    above = safe * length > norm  # it may be infinite: the factor is not made from it
+    return tl.where(above, norm / safe / tl.where(above, length, 1.0), 1.0)
 
 
 @triton.jit
@@ -171,7 +174,7 @@ def touch(
     slot = tl.load(slots + copy * n + i, mask=i < n, other=-1)
     feature = feature_of(offsets, i, batch, features, STEPS)
     coded = tl.load(tables_of + copy * features + feature, mask=i < n, other=0)
-    table = (coded >> 1).to(tl.int64)
+    table = (coded >> 2).to(tl.int64)
     live = (slot >= 0) & ((coded & 1) == 1)
     live = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
     tail_at = tails_at(slabs, slot, live, tail_stride, SLAB_BITS)
@@ -228,11 +231,13 @@ def deal(
     # Items without a row to update may have no ticket.
     live = tl.load(sorted_slots + at, mask=at < total, other=-1) >= 0
     item = tl.load(order + at, mask=live, other=0)
-    ticket = tl.load(tickets + item, mask=live, other=0)
-    part = ticket >> TICKET_BITS
-    place = ticket & TICKET_MASK
+    ticket = tl.load(tickets + item, mask=live, other=-1)
+    # An item of a bad bag has none: it brings no gradient to its row.
+    given = ticket >= 0
+    part = tl.where(given, ticket >> TICKET_BITS, 0)
+    place = tl.where(given, ticket & TICKET_MASK, NOWHERE)
     if MOVED:
-        place = place + tl.load(moved + part, mask=live, other=0)
+        place = place + tl.load(moved + part, mask=given, other=0)
     table = tl.load(parts + part * PART_COLUMNS + TABLE, mask=live, other=0)
     tl.store(dealt + at, (table << TICKET_BITS) + place, mask=live)
     if SHARED:
@@ -283,9 +288,10 @@ def update(
             live = live & (tl.load(families + (slot >> SLAB_BITS), mask=live, other=-1) == family)
         table = ticket >> TICKET_BITS
         begin = ticket & TICKET_MASK
+        given = (live & (begin != NOWHERE))[:, None]
         if ALIGNED:
             begin = begin // 4 * 4
-        rows = tl.load(grads + begin[:, None] + element[None, :], mask=live[:, None] & inside, other=0.0).to(tl.float32)
+        rows = tl.load(grads + begin[:, None] + element[None, :], mask=given & inside, other=0.0).to(tl.float32)
         if SHARED:
             rows = rows * tl.load(dealt_shares + at, mask=live, other=0.0)[:, None]
         if SCALED:
