@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
+import torch
+
 from benchmarks.measure import OURS, Result
 from benchmarks.registry import Case
 
@@ -165,4 +167,5 @@ def _machine() -> str:
                 cores += name.strip() == "processor"
     except OSError:
         pass
-    return f"{model}, {cores} cores"
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{model}, {cores} cores"

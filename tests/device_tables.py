@@ -8,7 +8,6 @@ import shoal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-ADAMS_ROUNDING = 1e-4  # in host memory 1 - beta is what float32 makes of it
 
 
 def in_hbm(table, size=None):
@@ -55,16 +54,16 @@ def train(module, batch, seed=0):
     return torch.cat([tensor.detach().float().flatten() for tensor in outputs(out)])
 
 
-def assert_close(ours, wanted, what="", least=0.0):
+def assert_close(ours, wanted, what=""):
     """Within a rounding of the type that they have."""
     assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape), what
-    rounding = max(ROUNDING[wanted.dtype], least)
+    rounding = ROUNDING[wanted.dtype]
     torch.testing.assert_close(
         ours.cpu(), wanted, rtol=rounding, atol=rounding / 10, equal_nan=True, msg=lambda text: f"{what}: {text}"
     )
 
 
-def assert_alike(device, host, exact=False, least=0.0):
+def assert_alike(device, host, exact=False):
     """The tables hold the same: keys, scores and steps to the bit, weights and state within a rounding."""
     ours, wanted = device.state_dict(), host.state_dict()
     assert list(ours) == list(wanted)
@@ -72,7 +71,7 @@ def assert_alike(device, host, exact=False, least=0.0):
         if exact or not value.is_floating_point() or value.dtype == torch.float64:
             assert torch.equal(ours[name].cpu(), value), name
         else:
-            assert_close(ours[name], value, name, least)
+            assert_close(ours[name], value, name)
 
 
 class Twins:
@@ -81,14 +80,13 @@ class Twins:
     def __init__(self, *tables, kind=shoal.EmbeddingBagCollection, seed=7, **settings):
         self.host = kind(list(tables), seed=seed, **settings)
         self.device = on_device(*tables, kind=kind, seed=seed, **settings)
-        self._least = ADAMS_ROUNDING if any(hasattr(table.optimizer, "betas") for table in tables) else 0.0
 
     def forward(self, batch):
         """Both outputs, once they were compared, and both batches."""
         batches = [placed(batch, "cpu"), placed(batch)]
         outs = [module(one) for module, one in zip((self.host, self.device), batches, strict=True)]
         for wanted, ours in zip(*map(outputs, outs), strict=True):
-            assert_close(ours.detach(), wanted.detach(), "output", self._least)
+            assert_close(ours.detach(), wanted.detach(), "output")
         return outs, batches
 
     def step(self, batch, seed=0):
@@ -98,7 +96,7 @@ class Twins:
             backward(out, seed)
         grads = [None if one.weights_or_none() is None else one.weights().grad for one in batches]
         if grads[0] is not None:
-            assert_close(grads[1], grads[0], "the weights' gradient", self._least)
+            assert_close(grads[1], grads[0], "the weights' gradient")
 
     def evaluate(self, batch):
         """Both outputs in eval."""
@@ -116,7 +114,7 @@ class Twins:
     def check(self, exact=False):
         """Nothing went wrong, and both hold the same."""
         self.device.check()
-        assert_alike(self.device, self.host, exact, self._least)
+        assert_alike(self.device, self.host, exact)
 
 
 def _on_host(answer):

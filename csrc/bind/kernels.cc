@@ -80,7 +80,7 @@ void bind_kernels(nb::module_& m) {
           nb::arg("rows"), nb::arg("rounding_stream"), nb::keep_alive<1, 2>())
       .def(
           "set",
-          [](UpdateTable& table, Optimizer optimizer, Reduce reduce, float lr, const std::vector<float>& settings,
+          [](UpdateTable& table, Optimizer optimizer, Reduce reduce, float lr, const std::vector<double>& settings,
              float weight_decay, float shrink, float clip_value, float clip_norm, float max_norm) {
             table.optimizer = optimizer;
             table.reduce = reduce;

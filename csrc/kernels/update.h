@@ -31,7 +31,7 @@ enum class Reduce : int { sum = 0, mean = 1, first = 2, last = 3 };
 // What a step reads. Each optimizer's file says which of the numbered settings it uses.
 struct Hyper {
   float lr = 0;
-  float setting[6] = {};
+  double setting[6] = {};  // 1 - 0.999 has four digits less in float
 };
 
 struct UpdateTable {

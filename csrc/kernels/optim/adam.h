@@ -11,11 +11,13 @@ struct Adam {
     float* m = state;
     float* v = state + dim;
     const Bias bias = bias_correction(state + 2 * dim, h);
-    const float b1 = h.setting[0], b2 = h.setting[1], eps = h.setting[2];
+    const float b1 = static_cast<float>(h.setting[0]), rest1 = static_cast<float>(1.0 - h.setting[0]);
+    const float b2 = static_cast<float>(h.setting[1]), rest2 = static_cast<float>(1.0 - h.setting[1]);
+    const float eps = static_cast<float>(h.setting[2]);
     const float rate = h.lr / bias.first, root = __builtin_sqrtf(bias.second);
     for (int32_t i = 0; i < dim; ++i) {
-      m[i] = b1 * m[i] + (1.0f - b1) * g[i];
-      v[i] = b2 * v[i] + (1.0f - b2) * g[i] * g[i];
+      m[i] = b1 * m[i] + rest1 * g[i];
+      v[i] = b2 * v[i] + rest2 * g[i] * g[i];
       w[i] -= rate * m[i] / (__builtin_sqrtf(v[i]) / root + eps);
     }
   }

@@ -16,11 +16,11 @@ struct Bias {
 // Settings: 0 beta1, 1 beta2, 3 and 4 the table-wide corrections, or 0 where rows count for themselves. `count` is the
 // row's state column, unused if table-wide.
 static inline Bias bias_correction(float* count, const Hyper& h) {
-  if (h.setting[3] != 0.0f) return {h.setting[3], h.setting[4]};
+  if (h.setting[3] != 0.0) return {static_cast<float>(h.setting[3]), static_cast<float>(h.setting[4])};
   count[0] += 1.0f;
   // A float counts exactly to 2^24; both corrections are 1 long before.
-  return {static_cast<float>(1.0 - std::pow(static_cast<double>(h.setting[0]), static_cast<double>(count[0]))),
-          static_cast<float>(1.0 - std::pow(static_cast<double>(h.setting[1]), static_cast<double>(count[0])))};
+  return {static_cast<float>(1.0 - std::pow(h.setting[0], static_cast<double>(count[0]))),
+          static_cast<float>(1.0 - std::pow(h.setting[1], static_cast<double>(count[0])))};
 }
 
 }  // namespace shoal::SHOAL_ISA

@@ -11,7 +11,8 @@ struct Ftrl {
   static void step(float* w, const float* g, float, float* state, int32_t dim, const Hyper& h) {
     float* z = state;
     float* n = state + dim;
-    const float l1 = h.setting[0], l2 = h.setting[1], beta = h.setting[2];
+    const float l1 = static_cast<float>(h.setting[0]), l2 = static_cast<float>(h.setting[1]);
+    const float beta = static_cast<float>(h.setting[2]);
     for (int32_t i = 0; i < dim; ++i) {
       const float grown = n[i] + g[i] * g[i], root = __builtin_sqrtf(grown);
       z[i] += g[i] - (root - __builtin_sqrtf(n[i])) / h.lr * w[i];

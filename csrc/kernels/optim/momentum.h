@@ -8,8 +8,8 @@ namespace shoal::SHOAL_ISA {
 
 struct Momentum {
   static void step(float* w, const float* g, float, float* m, int32_t dim, const Hyper& h) {
-    const float momentum = h.setting[0];
-    const bool nesterov = h.setting[1] != 0.0f;
+    const float momentum = static_cast<float>(h.setting[0]);
+    const bool nesterov = h.setting[1] != 0.0;
     for (int32_t i = 0; i < dim; ++i) {
       m[i] = momentum * m[i] + g[i];
       w[i] -= h.lr * (nesterov ? g[i] + momentum * m[i] : m[i]);

@@ -12,11 +12,13 @@ struct PartialRowwiseAdam {
     float* m = state;
     float* v = state + dim;
     const Bias bias = bias_correction(state + dim + 1, h);
-    const float b1 = h.setting[0], b2 = h.setting[1], eps = h.setting[2];
-    v[0] = b2 * v[0] + (1.0f - b2) * (squares / static_cast<float>(dim));
+    const float b1 = static_cast<float>(h.setting[0]), rest1 = static_cast<float>(1.0 - h.setting[0]);
+    const float b2 = static_cast<float>(h.setting[1]), rest2 = static_cast<float>(1.0 - h.setting[1]);
+    const float eps = static_cast<float>(h.setting[2]);
+    v[0] = b2 * v[0] + rest2 * (squares / static_cast<float>(dim));
     const float rate = h.lr / bias.first / (__builtin_sqrtf(v[0]) / __builtin_sqrtf(bias.second) + eps);
     for (int32_t i = 0; i < dim; ++i) {
-      m[i] = b1 * m[i] + (1.0f - b1) * g[i];
+      m[i] = b1 * m[i] + rest1 * g[i];
       w[i] -= rate * m[i];
     }
   }

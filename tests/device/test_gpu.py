@@ -1,0 +1,118 @@
+"""What only a GPU can show: that nobody waits for it, that lookups can be captured, and that rows can be many."""
+
+import pytest
+import torch
+from device_tables import Twins
+
+import shoal
+from shoal import Table
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+
+def batch(features, bags=500, bag=4, keys=1000):
+    """A batch that knows how many keys each feature has."""
+    values = torch.randint(0, keys, (len(features) * bags * bag,), device="cuda")
+    offsets = torch.arange(0, len(values) + 1, bag, device="cuda")
+    made = shoal.KeyedJaggedTensor(features, values, lengths=offsets.diff(), offsets=offsets)
+    made._length_per_key = [bags * bag] * len(features)
+    return made
+
+
+def trained(*tables):
+    bags = shoal.EmbeddingBagCollection(list(tables), device="cuda")
+    features = batch([table.name for table in tables])
+    for _ in range(5):
+        bags(features).values().sum().backward()
+    return bags, features
+
+
+def test_a_steady_step_and_an_eval_lookup_wait_for_nothing():
+    bags, features = trained(Table("a", 64), Table("b", 64), Table("c", 8, optimizer=shoal.Adam()))
+    gradient = torch.randn_like(bags(features).values())
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            bags(features).values().backward(gradient)
+        bags.eval()
+        with torch.no_grad():
+            bags(features)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_eval_lookup_is_captured_into_a_graph():
+    bags, features = trained(Table("a", 64), Table("b", 64))
+    bags.eval()
+    with torch.no_grad():
+        wanted = bags(features).values()
+        graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            bags(features)
+        torch.cuda.current_stream().wait_stream(aside)
+        with torch.cuda.graph(graph):
+            out = bags(features).values()
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, wanted)
+
+
+def test_streams_follow_each_other():
+    bags, features = trained(Table("a", 64))
+    wanted = bags(features).values().detach().clone()
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        bags(features).values().backward(torch.ones_like(wanted))
+    bags.eval()
+    assert not torch.equal(bags(features).values(), wanted)
+
+
+def test_one_key_a_hundred_thousand_times_is_summed_alike_every_time():
+    rows = []
+    for _ in range(2):
+        bags = shoal.EmbeddingBagCollection([Table("a", 64)], device="cuda")
+        torch.manual_seed(0)
+        values = torch.cat([torch.zeros(100_000), torch.arange(5000)]).long().cuda()
+        features = shoal.KeyedJaggedTensor(["a"], values, lengths=torch.full((21_000,), 5, device="cuda"))
+        out = bags(features).values()
+        out.backward(torch.randn_like(out))
+        rows.append(bags.table("a").lookup(torch.arange(5000, device="cuda")))
+    assert torch.equal(*rows)
+
+
+def test_a_group_of_more_than_2_to_the_31_elements():
+    bags = shoal.EmbeddingBagCollection([Table("a", 256, optimizer=shoal.SGD(lr=1.0))], device="cuda")
+    group, many = bags._group, 9_000_000  # x 256 elements
+    for keys in torch.arange(many, device="cuda").split(1 << 20):
+        group._rows.upsert(0, keys)
+    far = torch.tensor([many - 1, 0], device="cuda")
+    before = bags.table("a").lookup(far)
+    features = shoal.KeyedJaggedTensor(["a"], far, lengths=torch.ones(2, dtype=torch.int64, device="cuda"))
+    out = bags(features).values()
+    assert torch.equal(out, before)
+    out.backward(torch.ones_like(out))
+    assert torch.equal(bags.table("a").lookup(far), before - 1.0)
+    bags.check()
+
+
+def test_a_short_training_loop():
+    """Small and of every kind: what scripts/gpu runs under compute-sanitizer."""
+    adam = shoal.Adam(lr=0.01)
+    twins = Twins(Table("a", 5), Table("b", 8, pooling="mean", optimizer=adam), Table("c", 33, dtype="bfloat16"))
+    for step in range(4):
+        twins.step(_small(step), seed=step)
+    twins.check()
+
+
+def _small(seed):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 9, (3 * 16,), generator=generator)
+    values = torch.randint(-30, 30, (int(lengths.sum()),), generator=generator)
+    return shoal.KeyedJaggedTensor(["a", "b", "c"], values, lengths=lengths)
