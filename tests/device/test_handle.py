@@ -36,11 +36,11 @@ def test_it_answers_as_a_table_in_host_memory_does():
             host, device = twins.each(ask)
             assert host == device
         host, device = twins.each(lambda module, name=name: module.table(name).lookup(KEYS))
-        assert_close(device, host, least=1e-4)
+        assert_close(device, host)
         host, device = twins.each(lambda module, name=name: module.table(name).state(KEYS))
         assert list(host) == list(device)
         for column, value in host.items():
-            assert_close(device[column], value, column, least=1e-4)
+            assert_close(device[column], value, column)
         host, device = twins.each(lambda module, name=name: module.table(name).scores(KEYS))
         assert host.dtype == device.dtype
         torch.testing.assert_close(host, device, rtol=0, atol=0, equal_nan=True)
@@ -135,7 +135,7 @@ def test_a_state_dict_goes_from_memory_to_memory(to_device):
     batch = random_kjt(["a", "b", "c"], keys=16, seed=7)
     train(source, batch), train(other, batch)
     ours, host = (other, source) if to_device else (source, other)
-    assert_alike(ours, host, least=1e-4)
+    assert_alike(ours, host)
 
 
 def test_a_state_dict_of_the_device_is_loaded_as_it_comes():

@@ -1,5 +1,7 @@
 """A model with tables inside DistributedDataParallel: dense gradients are synchronised, tables are each rank's own."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -32,6 +34,8 @@ def run(rank, init_file):
     train(rank, find_unused=False)
     train(rank, find_unused=True)
     dist.barrier()  # gloo aborts a rank whose peer leaves early
+    # DistributedDataParallel is in cycles and keeps the group's threads, which must not outlive the interpreter.
+    gc.collect()
     dist.destroy_process_group()
 
 

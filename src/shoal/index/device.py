@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.errors import ShoalError
 from shoal.ops.find import triton as kernels
-from shoal.ops.launch import Launcher, Launches, blocks, kind_of, power_of_two
+from shoal.ops.launch import Launcher, Launches, Scratch, blocks, kind_of, power_of_two
 
 _UNIT: int = kernels.UNIT.value
 BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
@@ -59,7 +59,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Found:
-    """What a find tells. `lost` lists the items whose keys may be inserted, as many as the first of `counts` says."""
+    """What a find tells. `lost` lists the items whose keys may be inserted, as many as the first of `counts` says.
+
+    The second counts those that claim an entry; from the third on they are the caller's, and 0.
+    """
 
     slots: Tensor
     lost: Tensor
@@ -87,6 +90,7 @@ class DeviceIndex:
         self.tables[:, kernels.MOST_ROWS.value] = 2**31 - 1
         self._dummy = torch.zeros(1, dtype=torch.int32, device=anchor.device)
         self._launches = Launches()
+        self._scratch = Scratch(anchor.device)  # for inserts, which have the tables to themselves
 
     def describe(self, families: Sequence[int], most_rows: Sequence[int]) -> None:
         """Say which family of rows each table has, and how many rows it may have."""
@@ -149,8 +153,15 @@ class DeviceIndex:
 
     # ---- batches
 
-    def find(self, items: Items, insert: bool, features_of: Tensor | None = None, tally: Tensor | None = None) -> Found:
-        """Slots of all items; -1 where there is no row.
+    def find(
+        self,
+        items: Items,
+        insert: bool,
+        features_of: Tensor | None = None,
+        tally: Tensor | None = None,
+        more_counts: int = 0,
+    ) -> Found:
+        """Slots of all items; -1 where there is no row. What is found lost is so until the next call that inserts.
 
         `features_of` gets the feature of every item; the first two rows of `tally` grow by the keys that each table was
         asked for and missed.
@@ -158,8 +169,8 @@ class DeviceIndex:
         device = self.anchor.device
         n, copies = items.n, items.copies
         slots = torch.empty(copies * n, dtype=torch.int32, device=device)
-        lost = torch.empty(copies * n if insert else 1, dtype=torch.int32, device=device)
-        counts = torch.zeros(2, dtype=torch.int32, device=device)
+        lost = self._scratch.take("lost", copies * n, torch.int32) if insert else slots
+        counts = torch.zeros(2 + more_counts, dtype=torch.int32, device=device)
         if n:
             counted = self.tables if tally is None else tally  # any tensor of that type: not touched
             self._launch(
@@ -175,12 +186,13 @@ class DeviceIndex:
 
     def claim(self, items: Items, found: Found, refused: Tensor) -> Won:
         """Entries for the keys that were not found. REQUIRES: room for them."""
-        won = torch.empty_like(found.lost)
-        at = torch.empty(len(found.lost), dtype=torch.int64, device=self.anchor.device)
+        most = items.copies * items.n
+        won = self._scratch.take("won", most, torch.int32)
+        at = self._scratch.take("at", most, torch.int64)
         count = found.counts[1:]
         if items.n:
             self._launch(kernels.claim, items, BLOCK=32)(
-                items.kind, self._walkers(len(found.lost), 32),
+                items.kind, self._walkers(most, 32),
                 self.anchor, self.tables, items.values, items.offsets, items.tables_of, found.lost, found.counts,
                 won, at, count, refused, self._dummy, items.n, items.batch, items.features,
             )  # fmt: skip
@@ -190,7 +202,7 @@ class DeviceIndex:
         """Slots of the items that were missing, now that their keys are in."""
         if items.n:
             self._launch(kernels.find_lost, items, BLOCK=_FIND_BLOCK)(
-                items.kind, self._walkers(len(found.lost), _FIND_BLOCK),
+                items.kind, self._walkers(items.copies * items.n, _FIND_BLOCK),
                 self.anchor, self.tables, items.values, items.offsets, items.tables_of, found.slots, found.lost,
                 found.counts, items.n, items.batch, items.features,
             )  # fmt: skip

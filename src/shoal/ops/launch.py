@@ -69,6 +69,21 @@ class Launches:
         return launcher
 
 
+class Scratch:
+    """Memory for what lives no longer than a call, kept from one to the next. For one caller at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
+        """A tensor of at least n elements, with whatever is in it."""
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < n:
+            kept = self._kept[name] = torch.empty(n + n // 4, dtype=dtype, device=self._device)
+        return kept
+
+
 # Triton has both as functions of its language, which cost a few microseconds a call.
 def blocks(n: int, size: int) -> int:
     """How many blocks of that size cover n."""

@@ -124,10 +124,15 @@ class DeviceGroup(Group):
 
     def _follow(self) -> None:
         """Behind whatever this group's last call launched, if that was on another stream."""
-        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if self.device.type != "cuda":
+            return
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if self._stream is not None and raw == self._stream.cuda_stream:
+            return
+        if torch.cuda.is_current_stream_capturing():
             return
         now = torch.cuda.current_stream(self.device)
-        if self._stream is not None and now != self._stream:
+        if self._stream is not None:
             now.wait_stream(self._stream)
         self._stream = now
 
@@ -276,7 +281,7 @@ class DeviceGroup(Group):
             if other is not batch and not other.applied and other.steps is None:
                 other.steps = self._rows.steps.clone()
         self._updates.run(looked, grads, self._rows.steps if batch.steps is None else batch.steps, inverse, skip)
-        self._rows.ledger.send()
+        self._rows.ledger.send(self._stream)
 
     def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
         plan = batch.looked.plan

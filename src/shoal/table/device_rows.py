@@ -57,15 +57,14 @@ class Ledger:
         self.sent = 0
         self._heard = 0
 
-    def send(self) -> int:
-        """Copy it to the host behind what was launched so far; returns the copy's number."""
+    def send(self, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Copy it to the host behind what was launched so far. `stream` is the current one, where that is known."""
         at = self.sent % len(self._copies)
         self._copies[at].copy_(self.device, non_blocking=True)
         if self.device.is_cuda:
             self._events[at] = self._events[at] or torch.cuda.Event()
-            self._events[at].record()
+            self._events[at].record(stream)
         self.sent += 1
-        return self.sent
 
     def hear(self, wait: bool = False) -> tuple[int, np.ndarray] | None:
         """The newest copy that is there and was not heard yet, and its number; with `wait`, at least the oldest."""
@@ -255,14 +254,17 @@ class DeviceRows:
     # ---- keys
 
     def find(self, items: Items, insert: bool, features_of: Tensor | None = None, count: bool = False) -> Found:
-        """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it."""
-        found = self.index.find(items, insert, features_of, self.tally if count else None)
+        """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
+
+        Behind the index's own, `counts` has one for each family.
+        """
+        counted = self.tally if count else None
+        found = self.index.find(items, insert, features_of, counted, len(self.storage.families))
         if insert and items.n:
             won = self.index.claim(items, found, self.ledger.refused)
             for family in range(len(self.storage.families)):
                 self._give_birth(items, won.items, won.at, won.count, family)
             self.index.find_lost(items, found)
-            self.ledger.send()
         return found
 
     def _give_birth(self, items: Items, won: Tensor, at: Tensor, count: Tensor, family: int) -> None:
@@ -292,7 +294,7 @@ class DeviceRows:
             ),
         )
         launcher(
-            items.kind, (max(1, min(blocks(len(won), block), WALKERS)),),
+            items.kind, (max(1, min(blocks(items.copies * items.n, block), WALKERS)),),
             self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state, self.normal,
             items.values, items.offsets, items.tables_of, won, at, count,
             held.free, len(held.free), self._taken[family], self.ledger.keys, self.ledger.refused,

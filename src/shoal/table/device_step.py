@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, Items
-from shoal.ops.launch import Launcher, Launches, blocks, kind_of, power_of_two
+from shoal.ops.launch import Launcher, Launches, Scratch, blocks, kind_of, power_of_two
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as update_kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
@@ -167,7 +167,7 @@ class Lookups:
         looked = Looked(plan, items, found.slots, tickets, shares)
         lacking = torch.empty(len(plan.parts) * batch if plan.columns else total, dtype=torch.int32, device=device)
         for family in plan.families:
-            count = torch.zeros(1, dtype=torch.int32, device=device)
+            count = found.counts[2 + family.family :]
             if features_of is None:
                 self._pool(looked, family, weights, out, lacking, count, keep)
             else:
@@ -295,6 +295,7 @@ class Updates:
         self._settings = settings
         self._no_scale = torch.ones(1, dtype=torch.float32, device=rows.device)
         self._no_skip = torch.zeros(1, dtype=torch.int32, device=rows.device)
+        self._scratch = Scratch(rows.device)
         self._launches = Launches()
 
     def _launch(self, kernel: Any, family: int, warps: int, **constants: Any) -> Launcher:
@@ -377,9 +378,9 @@ class Updates:
     def _deal(self, looked: Looked, ordered: Tensor, order: Tensor, moved: Tensor | None = None) -> Dealt:
         items, total = looked.items, len(order)
         keyed = any(config.dtype != "float32" for config in self._rows.configs)
-        tickets = torch.empty_like(looked.tickets)
-        shares = None if looked.shares is None else torch.empty_like(looked.shares)
-        keys = torch.empty_like(looked.tickets) if keyed else None
+        tickets = self._scratch.take("tickets", total, torch.int64)
+        shares = None if looked.shares is None else self._scratch.take("shares", total, torch.float32)
+        keys = self._scratch.take("keys", total, torch.int64) if keyed else None
         deal = {"MOVED": moved is not None, "SHARED": shares is not None, "KEYED": keyed, "BLOCK": 512}
         self._launch(update_kernels.deal, 0, 4, **deal)(
             items.kind, (blocks(total, 512),),
@@ -400,12 +401,8 @@ class Updates:
         together = max(1, min(64, 2048 // d)) if d < 128 else max(1, 256 // d)
         length = max(32, together)
         chunks = blocks(total, length)
-        sums = torch.empty(2 * chunks * d, dtype=torch.float32, device=rows.device)
-        sum_counts = (
-            sums
-            if settings.reductions[family] != update_kernels.MEAN_OF.value
-            else torch.empty(2 * chunks, dtype=torch.float32, device=rows.device)
-        )
+        sums = self._scratch.take("sums", 2 * chunks * d, torch.float32)
+        sum_counts = self._scratch.take("sum_counts", 2 * chunks, torch.float32)
         kept = layout.weight_type.itemsize
         alone = len(rows.storage.families) == 1
         scaled = skip is not None
