@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 from batches import kjt, random_kjt
-from device_tables import DEVICE, Twins, on_device, outputs, placed, train
+from device_tables import DEVICE, Twins, assert_alike, on_device, outputs, placed, train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -190,3 +190,15 @@ def test_a_gradient_scaler_unscales_and_skips():
     assert torch.equal(bags.table("a").lookup([1, 2, 3]), before)
     assert bags.table("a").stats().step == 1
     bags.check()
+
+
+def test_gradients_of_sequences_may_lie_anyhow():
+    tables = [Table("a", 4, pooling="none"), Table("b", 4, pooling="none")]
+    modules = [on_device(*tables, kind=shoal.EmbeddingCollection), shoal.EmbeddingCollection(tables, seed=7)]
+    for module in modules:
+        outs = module(placed(random_kjt(["a", "b"], bags=8), module.device))
+        tensors = [jagged.values() for jagged in outs.values()]
+        grads = [torch.arange(float(one.numel())).view(4, -1).t().to(one.device) for one in tensors]
+        assert not any(grad.is_contiguous() for grad in grads)
+        torch.autograd.backward(tensors, grads)
+    assert_alike(*modules)

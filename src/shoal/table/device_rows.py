@@ -132,7 +132,7 @@ class DeviceRows:
             init = config.init
             kind = _KINDS.get(type(init), birth_kernels.NORMAL).value
             births = _native.birth_stream(seed, name)
-            inits.append([kind, signed(births), signed(_native.rounding_stream(seed, name)), 0])
+            inits.append([kind, signed(births), signed(_native.rounding_stream(seed, name))])
             match init:
                 case Uniform(low, high):
                     scales.append([low, high - low])
@@ -213,7 +213,7 @@ class DeviceRows:
         for number in np.nonzero(more)[0].tolist():
             wanted = int(self._most_keys[number] + _BATCHES_AHEAD * more[number])
             wanted = min(wanted, int(self._most_rows[number]))
-            self._require_budget(number, int(self._most_keys[number]))
+            self._require_budget(number)
             self.index.reserve(number, wanted)
             self._capacity[number] = self.index.capacity(number)
         self._describe()
@@ -242,7 +242,7 @@ class DeviceRows:
         looked, missed, births = self.tally[:, number].tolist()
         return {"lookups": looked, "hits": looked - missed, "births": births}
 
-    def _require_budget(self, number: int, keys: int) -> None:
+    def _require_budget(self, number: int) -> None:
         budget = self._budgets[number]
         least = self.layout(number).row_bytes + self.index.bytes(number)
         if budget is not None and budget < least:

@@ -59,6 +59,7 @@ class Gradients:
     base: Tensor
     moved: Tensor | None
     aligned: bool
+    held: Sequence[Tensor] = ()  # what else the kernels read must live until they are launched
 
 
 def _together(plan: DevicePlan, grads: Sequence[Tensor]) -> Gradients:
@@ -72,11 +73,11 @@ def _together(plan: DevicePlan, grads: Sequence[Tensor]) -> Gradients:
     moved = [place - int(begin) for place, begin in zip(places, begins, strict=True)]
     aligned = all(grad.data_ptr() % 16 == 0 for grad in grads)
     if not any(moved):
-        return Gradients(base, None, aligned)
+        return Gradients(base, None, aligned, grads)
     if max(places) >= 2**39:  # more than a ticket has room for
         return Gradients(torch.cat([grad.reshape(-1) for grad in grads]), None, True)
     table = torch.tensor([moved[at] for at in plan.order], dtype=torch.int64)
-    return Gradients(base, _send(table, base.device), aligned)
+    return Gradients(base, _send(table, base.device), aligned, grads)
 
 
 def _send(table: Tensor, device: torch.device) -> Tensor:

@@ -25,34 +25,54 @@ _MOST_PLANS = 64
 
 
 def is_refused_memory(error: BaseException | None) -> bool:
+    """Whether memory was refused, by whomever."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
     # torch has no class for it on CPU.
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 class _Held:
-    """A group's lock. Memory that was refused meanwhile, to whomever, is an OutOfMemoryError that says where."""
+    """A group's lock, and its device. Memory that was refused meanwhile is an OutOfMemoryError that says where."""
 
-    __slots__ = ("_alone", "_group")
+    __slots__ = ("_alone", "_before", "_group")
 
     def __init__(self, group: "Group", alone: bool) -> None:
         self._group = group
         self._alone = alone
+        self._before: int | None = None
 
     def __enter__(self) -> None:
-        if self._alone:
-            self._group._lock_alone()
-        else:
-            self._group._lock_shared()
+        if self._group.device.type == "cuda":
+            # Kernels are launched on the current device.
+            before = torch._C._cuda_getDevice()
+            if before != self._group.device.index:
+                self._before = before
+                torch.cuda.set_device(self._group.device)
+        try:
+            if self._alone:
+                self._group._lock_alone()
+            else:
+                self._group._lock_shared()
+        except BaseException:
+            self._leave_device()
+            raise
+
+    def _leave_device(self) -> None:
+        if self._before is not None:
+            torch.cuda.set_device(self._before)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._group._lock.unlock()
+        self._leave_device()
         if error is None or not is_refused_memory(error):
             return
         text = str(error)
         if not isinstance(error, OutOfMemoryError):
+            who, tier = ("the operating system", "Dram") if self._group.device.type == "cpu" else ("the device", "Hbm")
             text = (
-                "the operating system refused memory for a tensor. Free memory, use smaller batches, or bound the "
-                "tables with Table(tiers=[Dram(...)])."
+                f"{who} refused memory for a tensor. Free memory, use smaller batches, or bound the tables with "
+                f"Table(tiers=[{tier}(...)])."
             )
         raise OutOfMemoryError(f"[{self._group.name}] {text}") from error
 

@@ -23,8 +23,8 @@ ZEROS = tl.constexpr(0)
 CONSTANT = tl.constexpr(1)
 UNIFORM = tl.constexpr(2)
 NORMAL = tl.constexpr(3)
-# Columns of a table's initialiser: kind, stream of births, stream of rounding, kind of what is missing.
-INIT_COLUMNS = tl.constexpr(4)
+# Columns of a table's initialiser: kind, stream of births, stream of rounding.
+INIT_COLUMNS = tl.constexpr(3)
 
 # A row's tail: state, at an even word the score (float64), flags (int32).
 CHANGED_AND_DIRTY = tl.constexpr(3)
