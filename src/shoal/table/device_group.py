@@ -215,6 +215,11 @@ class DeviceGroup(Group):
         training: bool,
         keep: bool,
     ) -> Tensor:
+        if values.numel() * plan.copies >= 2**31:
+            raise InputError(
+                f"[{self.name}] on a device a batch holds less than 2^31 values, counted once for every table that a "
+                f"feature feeds; got {values.numel()} for up to {plan.copies}. Split it."
+            )
         with self.writing() if training or keep else self.reading():
             if training:
                 self._raise(self._rows.hear())
