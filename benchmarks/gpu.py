@@ -240,6 +240,33 @@ def contender(name: str, step: Callable[[Batch], None], batches: Sequence[Batch]
     return Contender(name, lambda number: step(batches[number % len(batches)]))
 
 
+def train(bench: Bench, ours: Ours, peer: Fbgemm, batches: Sequence[Batch]) -> Result:
+    """Training steps of all contenders, and the host's time for ours."""
+    result = timed(
+        bench,
+        [
+            contender(OURS, ours.step, batches),
+            contender("fbgemm", peer.step, batches),
+            contender("fbgemm unchecked", peer.unchecked_step, batches),
+            contender("shoal module", ours.module_step, batches),
+        ],
+    )
+    host = [host_time(lambda n: ours.step(batches[n % BATCHES])) for _ in range(bench.effort.rounds)]
+    return Result(result.unit, {**result.rounds, "shoal host": host})
+
+
+def evaluate(bench: Bench, ours: Ours, peer: Fbgemm, batches: Sequence[Batch]) -> Result:
+    """Lookups of all contenders."""
+    return timed(
+        bench,
+        [
+            contender(OURS, ours.eval, batches),
+            contender("fbgemm", peer.eval, batches),
+            contender("fbgemm unchecked", peer.unchecked_eval, batches),
+        ],
+    )
+
+
 # -- Work A -----------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {"adam": (shoal.Adam(lr=0.01), "ADAM"), "sgd": (shoal.SGD(lr=0.01), "EXACT_SGD")}
@@ -266,18 +293,7 @@ def _a(bench: Bench, optimizer: str) -> tuple[Ours, Fbgemm, list[Batch]]:
     optimizer=("adam", "sgd"),
 )
 def a_train(bench: Bench, optimizer: str) -> Result:
-    ours, peer, batches = _a(bench, optimizer)
-    result = timed(
-        bench,
-        [
-            contender(OURS, ours.step, batches),
-            contender("fbgemm", peer.step, batches),
-            contender("fbgemm unchecked", peer.unchecked_step, batches),
-            contender("shoal module", ours.module_step, batches),
-        ],
-    )
-    host = [host_time(lambda n: ours.step(batches[n % BATCHES])) for _ in range(bench.effort.rounds)]
-    return Result(result.unit, {**result.rounds, "shoal host": host})
+    return train(bench, *_a(bench, optimizer))
 
 
 @registry.case(
@@ -287,15 +303,7 @@ def a_train(bench: Bench, optimizer: str) -> Result:
     stage="A sgd",
 )
 def a_eval(bench: Bench) -> Result:
-    ours, peer, batches = _a(bench, "sgd")
-    return timed(
-        bench,
-        [
-            contender(OURS, ours.eval, batches),
-            contender("fbgemm", peer.eval, batches),
-            contender("fbgemm unchecked", peer.unchecked_eval, batches),
-        ],
-    )
+    return evaluate(bench, *_a(bench, "sgd"))
 
 
 @registry.case(
@@ -355,19 +363,7 @@ def _b(bench: Bench, dim: int) -> tuple[Ours, Fbgemm]:
     draw=("uniform", "zipf"),
 )
 def b_train(bench: Bench, dim: int, draw: str) -> Result:
-    ours, peer = _b(bench, dim)
-    batches = pooled_batches(draw, dim)
-    result = timed(
-        bench,
-        [
-            contender(OURS, ours.step, batches),
-            contender("fbgemm", peer.step, batches),
-            contender("fbgemm unchecked", peer.unchecked_step, batches),
-            contender("shoal module", ours.module_step, batches),
-        ],
-    )
-    host = [host_time(lambda n: ours.step(batches[n % BATCHES])) for _ in range(bench.effort.rounds)]
-    return Result(result.unit, {**result.rounds, "shoal host": host})
+    return train(bench, *_b(bench, dim), pooled_batches(draw, dim))
 
 
 @registry.case(
@@ -379,16 +375,7 @@ def b_train(bench: Bench, dim: int, draw: str) -> Result:
     draw=("uniform", "zipf"),
 )
 def b_eval(bench: Bench, dim: int, draw: str) -> Result:
-    ours, peer = _b(bench, dim)
-    batches = pooled_batches(draw, dim)
-    return timed(
-        bench,
-        [
-            contender(OURS, ours.eval, batches),
-            contender("fbgemm", peer.eval, batches),
-            contender("fbgemm unchecked", peer.unchecked_eval, batches),
-        ],
-    )
+    return evaluate(bench, *_b(bench, dim), pooled_batches(draw, dim))
 
 
 # -- The index --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shoal import Table
 from shoal.index.device import ENTRIES, Items
 from shoal.ops.birth.reference import mix64
+from shoal.ops.find.triton import REACH
 from shoal.table.device_rows import DeviceRows
 
 _UNDO = (pow(0xFF51AFD7ED558CCD, -1, 2**64), pow(0xC4CEB9FE1A85EC53, -1, 2**64))
@@ -129,8 +130,8 @@ def test_a_hash_of_zero_is_a_key_like_others():
 @pytest.mark.slow
 def test_more_colliding_keys_than_are_in_reach_are_refused_and_counted():
     held = rows()
-    held.index.reserve(0, 700)
-    slots = held.upsert(0, here(*colliding(17 * ENTRIES + 5)))
+    held.index.reserve(0, 4000)
+    slots = held.upsert(0, here(*colliding((REACH.value + 1) * ENTRIES + 5)))
     assert int((slots < 0).sum()) == int(held.ledger.refused[0]) == 5
 
 

@@ -128,7 +128,9 @@ def _features(where: str, given: Any) -> tuple[Feature, ...]:
 
 def _tiers(where: str, given: Any) -> tuple[Dram | Hbm, ...]:
     if isinstance(given, (str, Dram, Hbm)):
-        raise ConfigError(f"[{where}] tiers: wanted a list; got {given!r}. Write tiers=[Dram('8GiB')], say.")
+        raise ConfigError(
+            f"[{where}] tiers: wanted a list; got {given!r}. Write tiers=[Dram('8GiB')] or tiers=[Hbm('8GiB')], say."
+        )
     tiers = _items(where, "tiers", given)
     for tier in tiers:
         if not isinstance(tier, (Dram, Hbm)):

@@ -18,7 +18,7 @@ ENTRIES: int = kernels.ENTRIES.value
 _WORDS = BUCKET_BYTES // 4
 _SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + kernels.NEXT_SLOT.value * ENTRIES, 4)
 _KEYS = slice(kernels.FIRST_KEY.value, kernels.FIRST_KEY.value + kernels.NEXT_KEY.value * ENTRIES, 2)
-# A bucket of 31 overflows for one key in a hundred at this load, and a find of a missing key looks at 1.1 buckets.
+# At this load one bucket in nine is full, and one key in sixty-four is not in its home bucket.
 _MOST_LOAD = 0.8
 _GROWTH = 1.5
 _LEAST_BUCKETS = 4

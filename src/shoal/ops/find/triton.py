@@ -25,8 +25,9 @@ FIRST_SLOT = tl.constexpr(10)
 NEXT_SLOT = tl.constexpr(4)
 EMPTY = tl.constexpr(-1)
 NO_SLOT = tl.constexpr(-1)
-# Behind its home a key goes this far; at a load of 0.8, one in 10^9 would have to go further.
-REACH = tl.constexpr(16)
+# Behind its home a key goes this far. Only keys that were made to collide need it all: at a load of 0.8 the longest run
+# of full buckets among 8 million was 17, and runs that are two longer are a fifth as many.
+REACH = tl.constexpr(64)
 # Columns of the tables' descriptors.
 TABLE_COLUMNS = tl.constexpr(4)
 AT = tl.constexpr(0)
