@@ -16,8 +16,8 @@ from torch import Tensor
 import shoal
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
-from shoal.index.device import Items
 from shoal.modules.lookup import Lookup, PooledLookup
+from shoal.ops.launch import Program, Scratch, variables
 from shoal.table import ops
 from shoal.table.device_rows import DeviceRows
 
@@ -392,9 +392,22 @@ def _one_table(keys: int) -> DeviceRows:
     return rows
 
 
-def _items(keys: Tensor) -> Items:
-    offsets = torch.tensor([0, len(keys)], device=DEVICE)
-    return Items(keys, offsets, torch.tensor([[1]], dtype=torch.int32, device=DEVICE), 1, 1, 1)
+def _finding(rows: DeviceRows, insert: bool) -> Callable[[Tensor], None]:
+    """A call of the index alone, for keys of the only table."""
+    v = variables(*rows.variables)
+    tables_of = torch.tensor([[1]], dtype=torch.int32, device=DEVICE)
+    program = Program(rows.find(v, tables_of, (1, 1), insert))
+    scratch = Scratch(torch.device(DEVICE))
+    offsets: dict[int, Tensor] = {}
+
+    def find(keys: Tensor) -> None:
+        n = len(keys)
+        if n not in offsets:
+            offsets[n] = torch.tensor([0, n], device=DEVICE)
+        slots = torch.empty(n, dtype=torch.int32, device=DEVICE)
+        program.run(*rows.values(keys, offsets[n], slots, scratch.take(rows.finding_pieces(n, insert)), 1, 1))
+
+    return find
 
 
 def _rate(result: Result, keys: int, least: float) -> Result:
@@ -410,8 +423,9 @@ def _rate(result: Result, keys: int, least: float) -> Result:
 )
 def find_alone(bench: Bench) -> Result:
     rows = bench.keep("index", lambda: _one_table(int(SLOTS * 0.8)))
-    batches = [_items(uniform(FOUND_KEYS, int(SLOTS * 0.8))) for _ in range(BATCHES)]
-    found = timed(bench, [Contender(OURS, lambda n: rows.index.find(batches[n % BATCHES], False))], steps=50)
+    batches = [uniform(FOUND_KEYS, int(SLOTS * 0.8)) for _ in range(BATCHES)]
+    find = _finding(rows, insert=False)
+    found = timed(bench, [Contender(OURS, lambda n: find(batches[n % BATCHES]))], steps=50)
     return _rate(found, FOUND_KEYS, 12.0)
 
 
@@ -429,8 +443,9 @@ def find_or_insert(bench: Bench) -> Result:
     def step(_number: int) -> None:
         first = known + next(fresh) * NEW_KEYS // 2
         new = torch.arange(first, first + NEW_KEYS // 2, device=DEVICE)
-        rows.find(_items(torch.cat([new, old])), insert=True)
+        find(torch.cat([new, old]))
 
     old = torch.randperm(known, device=DEVICE)[: NEW_KEYS // 2]
+    find = _finding(rows, insert=True)
     rows.make_room(np.array([60 * NEW_KEYS // 2]))
     return _rate(timed(bench, [Contender(OURS, step)], steps=3), NEW_KEYS, 3.0)

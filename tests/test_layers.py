@@ -36,7 +36,8 @@ NATIVE_MAY_INCLUDE: dict[str, frozenset[str]] = {
     "store": frozenset({"base"}),
     "kernels": frozenset({"base"}),
     "lookup": frozenset({"base", "index", "kernels"}),
-    "bind": frozenset({"base", "index", "store", "kernels", "lookup"}),
+    "device": frozenset({"base"}),
+    "bind": frozenset({"base", "index", "store", "kernels", "lookup", "device"}),
 }
 TEST_MAY_INCLUDE = frozenset(NATIVE_MAY_INCLUDE) - {"bind"}
 PYTHON_HEADER = re.compile(r"^(Python\.h|nanobind/|pybind11/)")

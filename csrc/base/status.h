@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-enum class Code { ok, input, capacity, memory };
+enum class Code { ok, input, capacity, memory, device };
 
 class [[nodiscard]] Status {
  public:

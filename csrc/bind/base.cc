@@ -18,6 +18,7 @@ void raise(const Status& status) {
   if (status.ok()) return;
   const char* name = status.code() == Code::memory     ? "OutOfMemoryError"
                      : status.code() == Code::capacity ? "CapacityError"
+                     : status.code() == Code::device   ? "DeviceError"
                                                        : "InputError";
   nb::object type = nb::module_::import_("shoal.errors").attr(name);
   std::string message = status.message();

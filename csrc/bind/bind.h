@@ -43,5 +43,6 @@ void bind_index(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_lookup(nb::module_& m);
+void bind_device(nb::module_& m);
 
 }  // namespace shoal

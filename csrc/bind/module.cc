@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
   shoal::bind_index(m);
   shoal::bind_kernels(m);
   shoal::bind_lookup(m);
+  shoal::bind_device(m);
 }

@@ -263,3 +263,16 @@ class Lookup:
         """
         Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks
         """
+
+class Program:
+    """
+    Launches of compiled kernels. An argument is (fixed, number of a variable or -1)
+    """
+
+    def __init__(self) -> None: ...
+
+    def add_kernel(self, function: int, threads: int, shared_bytes: int, grid: tuple[tuple[int, int], tuple[int, int], tuple[int, int]], arguments: Sequence[tuple[int, int]]) -> None: ...
+
+    def add_fill(self, address: tuple[int, int], words: tuple[int, int], word: int) -> None: ...
+
+    def run(self, stream: int, variables: Sequence[int]) -> None: ...

@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from shoal import Table
-from shoal.index.device import ENTRIES, Items
+from shoal.index.device import ENTRIES
 from shoal.ops.birth.reference import mix64
 from shoal.ops.find.triton import REACH
 from shoal.table.device_rows import DeviceRows
@@ -75,12 +75,11 @@ def test_of_equal_keys_one_claims_an_entry():
     held = rows()
     held.make_room(np.array([64]))
     keys = here(*([5, 6, 5, 7, 5, 6] * 8))
-    items = Items(keys, here(0, len(keys)), here([1], dtype=torch.int32), 1, 1, 1)
-    found = held.index.find(items, insert=True)
-    won = held.index.claim(items, found, held.ledger.refused)
-    count = int(won.count)
-    assert sorted(keys[won.items[:count].long()].tolist()) == [5, 6, 7]
-    assert len(set(won.at[:count].tolist())) == 3
+    slots = held.insert(0, keys)
+    wanted = dict(zip(keys.tolist(), slots.tolist(), strict=True))
+    assert len(set(wanted.values())) == 3
+    assert slots.tolist() == [wanted[key] for key in keys.tolist()]
+    assert_holds(held, wanted)
 
 
 def test_keys_that_collide_go_to_the_next_buckets():

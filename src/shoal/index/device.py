@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from shoal.errors import ShoalError
 from shoal.ops.find import triton as kernels
-from shoal.ops.launch import Launcher, Launches, Scratch, blocks, kind_of, power_of_two
+from shoal.ops.launch import Launch, Variable, blocks, power_of_two
 
 _UNIT: int = kernels.UNIT.value
 BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
@@ -28,58 +27,27 @@ WALKERS = 528
 _FIND_BLOCK = 16
 
 
-@dataclass(frozen=True)
-class Items:
-    """A batch as the kernels take it. An item is a position of the batch in one copy of its slots.
-
-    tables_of: int32 [copies, features], which table, and whether unseen keys are inserted; see ops/find/triton.py.
-    """
-
-    values: Tensor
-    offsets: Tensor
-    tables_of: Tensor
-    batch: int
-    features: int
-    copies: int
-    kind: Any = field(default=None)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", kind_of(self.values, self.offsets))
-
-    @property
-    def n(self) -> int:
-        """Positions of the batch."""
-        return self.values.numel()
-
-    @property
-    def steps(self) -> int:
-        """Halvings that find a position's feature."""
-        return max(self.features - 1, 0).bit_length()
+# What a batch's finding wants of its caller, as variables of a program. By item: its slot (`slots`), and lists of those
+# that were not found (`lost`), of those that claimed an entry (`won`) and of where (`won_at`). `counts`: how long the
+# first two lists are, then the caller's own; all 0 before. `walkers`: programs that walk the lists.
+FINDING = ("n", "batch", "find_blocks", "walkers", "values", "offsets", "slots", "counts", "lost", "won", "won_at")
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a find tells. `lost` lists the items whose keys may be inserted, as many as the first of `counts` says.
-
-    The second counts those that claim an entry; from the third on they are the caller's, and 0.
-    """
-
-    slots: Tensor
-    lost: Tensor
-    counts: Tensor
+def finding_grids(n: int, copies: int) -> tuple[int, int]:
+    """`find_blocks` and `walkers` of FINDING."""
+    return blocks(n, _FIND_BLOCK), max(1, min(blocks(copies * n, 32), WALKERS))
 
 
-@dataclass(frozen=True)
-class Won:
-    """Items that claimed an entry for a new key: which, where, and how many."""
-
-    items: Tensor
-    at: Tensor
-    count: Tensor
+def steps_of(features: int) -> int:
+    """Halvings that find a position's feature."""
+    return max(features - 1, 0).bit_length()
 
 
 class DeviceIndex:
-    """key -> slot for each of a group's tables. What grows an index stops for the device; a find or claim does not."""
+    """key -> slot for each of a group's tables. What grows an index stops for the device; a find or claim does not.
+
+    `find`, `claim` and `find_lost` are launches for a caller's program.
+    """
 
     def __init__(self, anchor: Tensor, tables: int) -> None:
         self.anchor = anchor
@@ -89,8 +57,6 @@ class DeviceIndex:
         self.tables = torch.zeros(tables, kernels.TABLE_COLUMNS.value, dtype=torch.int64, device=anchor.device)
         self.tables[:, kernels.MOST_ROWS.value] = 2**31 - 1
         self._dummy = torch.zeros(1, dtype=torch.int32, device=anchor.device)
-        self._launches = Launches()
-        self._scratch = Scratch(anchor.device)  # for inserts, which have the tables to themselves
 
     def describe(self, families: Sequence[int], most_rows: Sequence[int]) -> None:
         """Say which family of rows each table has, and how many rows it may have."""
@@ -155,68 +121,59 @@ class DeviceIndex:
 
     def find(
         self,
-        items: Items,
+        v: Any,
+        tables_of: Tensor | Variable,
+        shape: tuple[int, int],
         insert: bool,
-        features_of: Tensor | None = None,
+        features_of: Variable | None = None,
         tally: Tensor | None = None,
-        more_counts: int = 0,
-    ) -> Found:
-        """Slots of all items; -1 where there is no row. What is found lost is so until the next call that inserts.
+    ) -> Launch:
+        """Slots of all items; -1 where there is no row; `v` has the variables of FINDING, `shape` is of `tables_of`.
 
         `features_of` gets the feature of every item; the first two rows of `tally` grow by the keys that each table was
         asked for and missed.
         """
-        device = self.anchor.device
-        n, copies = items.n, items.copies
-        slots = torch.empty(copies * n, dtype=torch.int32, device=device)
-        lost = self._scratch.take("lost", copies * n, torch.int32) if insert else slots
-        counts = torch.zeros(2 + more_counts, dtype=torch.int32, device=device)
-        if n:
-            counted = self.tables if tally is None else tally  # any tensor of that type: not touched
-            self._launch(
-                kernels.find, items, INSERT=insert, NAME=features_of is not None, TALLY=tally is not None,
-                FEATURES=min(power_of_two(items.features), 1024), BLOCK=_FIND_BLOCK,
-            )(
-                items.kind, (blocks(n, _FIND_BLOCK), copies),
-                self.anchor, self.tables, items.values, items.offsets, items.tables_of, slots,
-                slots if features_of is None else features_of, lost, counts, counted[0], counted[1:],
-                n, items.batch, items.features,
-            )  # fmt: skip
-        return Found(slots, lost, counts)
+        copies, features = shape
+        counted = self.tables if tally is None else tally  # any tensor of that type: not touched
+        return self._launch(
+            kernels.find,
+            (v.find_blocks, copies),
+            (
+                self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots,
+                v.slots if features_of is None else features_of, v.lost, v.counts, counted[0], counted[1:],
+                v.n, v.batch, features,
+            ),
+            INSERT=insert, NAME=features_of is not None, TALLY=tally is not None,
+            FEATURES=min(power_of_two(features), 1024), BLOCK=_FIND_BLOCK, STEPS=steps_of(features),
+        )  # fmt: skip
 
-    def claim(self, items: Items, found: Found, refused: Tensor) -> Won:
+    def claim(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
         """Entries for the keys that were not found. REQUIRES: room for them."""
-        most = items.copies * items.n
-        won = self._scratch.take("won", most, torch.int32)
-        at = self._scratch.take("at", most, torch.int64)
-        count = found.counts[1:]
-        if items.n:
-            self._launch(kernels.claim, items, BLOCK=32)(
-                items.kind, self._walkers(most, 32),
-                self.anchor, self.tables, items.values, items.offsets, items.tables_of, found.lost, found.counts,
-                won, at, count, refused, self._dummy, items.n, items.batch, items.features,
-            )  # fmt: skip
-        return Won(won, at, count)
+        return self._launch(
+            kernels.claim,
+            (v.walkers,),
+            (
+                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won, v.won_at,
+                v.counts[1:], refused, self._dummy, v.n, v.batch, features,
+            ),
+            STEPS=steps_of(features), BLOCK=32,
+        )  # fmt: skip
 
-    def find_lost(self, items: Items, found: Found) -> None:
+    def find_lost(self, v: Any, tables_of: Tensor | Variable, features: int) -> Launch:
         """Slots of the items that were missing, now that their keys are in."""
-        if items.n:
-            self._launch(kernels.find_lost, items, BLOCK=_FIND_BLOCK)(
-                items.kind, self._walkers(items.copies * items.n, _FIND_BLOCK),
-                self.anchor, self.tables, items.values, items.offsets, items.tables_of, found.slots, found.lost,
-                found.counts, items.n, items.batch, items.features,
-            )  # fmt: skip
-
-    def _launch(self, kernel: Any, items: Items, **constants: Any) -> Launcher:
-        steps = items.steps
-        return self._launches.of(
-            (kernel.__name__, steps, *constants.values()),
-            lambda: Launcher(kernel, {**constants, "STEPS": steps}, num_warps=1),
-        )
+        return self._launch(
+            kernels.find_lost,
+            (v.walkers,),
+            (
+                self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots, v.lost, v.counts, v.n, v.batch,
+                features,
+            ),
+            STEPS=steps_of(features), BLOCK=_FIND_BLOCK,
+        )  # fmt: skip
 
     @staticmethod
-    def _walkers(items: int, block: int) -> tuple[int]:
-        return (max(1, min(blocks(items, block), WALKERS)),)
+    def _launch(kernel: Any, grid: tuple[Any, ...], arguments: Sequence[Any], **constants: Any) -> Launch:
+        return Launch(kernel, grid, arguments, constants, {"num_warps": 1})
 
     # ---- one table
 

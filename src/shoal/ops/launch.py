@@ -1,19 +1,24 @@
 """Launches of Triton kernels that take little of the host's time.
 
-A step has a dozen launches, and in each Triton looks at every argument. Here a kernel is compiled once for each kind of
-arguments that its caller tells apart, and then called directly.
+A step is a dozen launches of twenty arguments each, and Triton looks at every one. Here the launches of a call are a
+`Program`, made once for each kind of call: which kernels, with which arguments, of which few are *variables* that every
+call fills anew. The first call compiles the kernels; from then on the native core launches all of them in one go.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from shoal import _native
 from shoal.errors import DeviceError
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+_PIECE_BYTES = 256  # pieces of an allocation begin at multiples of it
 
 
 def require(device: torch.device) -> None:
@@ -25,63 +30,207 @@ def require(device: torch.device) -> None:
         )
 
 
-class Launcher:
-    """A kernel with its constants and options."""
+@dataclass(frozen=True)
+class Variable:
+    """What every call of a program gives anew: a tensor, from the element `first` on, or a number."""
 
-    def __init__(self, kernel: Any, constants: dict[str, Any], **options: Any) -> None:
-        self._kernel = kernel
-        self._constants = constants
-        self._options = options
-        self._compiled: dict[Hashable, Any] = {}
-        names = [] if INTERPRETED else [name for name in kernel.arg_names if name in constants]
-        self._values = tuple(constants[name] for name in names)
+    place: int
+    first: int = 0
 
-    def __call__(self, kind: Hashable, grid: tuple[int, ...], *arguments: Any) -> None:
-        """Launch. `kind` tells apart arguments of other types or of an alignment below 16 bytes.
-
-        REQUIRES: constants are the kernel's last parameters, and its numbers are not specialised on.
-        """
-        ready = self._compiled.get(kind)
-        if ready is None:
-            made = self._kernel[grid](*arguments, **self._constants, **self._options)
-            if not INTERPRETED:
-                self._compiled[kind] = made
-            return
-        x, y, z = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        ready.run(
-            x, y, z, stream, ready.function, ready.packed_metadata, None, None, None,
-            *[given.data_ptr() if isinstance(given, Tensor) else given for given in arguments], *self._values,
-        )  # fmt: skip
+    def __getitem__(self, elements: slice) -> "Variable":
+        """The tensor from an element on, as torch writes it."""
+        assert elements.stop is None and elements.step is None
+        return Variable(self.place, self.first + int(elements.start or 0))
 
 
-class Launches:
-    """The launchers of one owner, made when they are first asked for."""
+def variables(*names: str) -> Any:
+    """A namespace of variables, whose values a call gives in this order."""
+    return SimpleNamespace(**{name: Variable(place) for place, name in enumerate(names)})
 
-    def __init__(self) -> None:
-        self._made: dict[Hashable, Launcher] = {}
 
-    def of(self, key: Hashable, make: Callable[[], Launcher]) -> Launcher:
-        """The launcher of that key."""
-        launcher = self._made.get(key)
-        if launcher is None:
-            launcher = self._made[key] = make()
-        return launcher
+@dataclass(frozen=True)
+class Launch:
+    """One kernel: its grid, its arguments, its constants and options; grid and arguments may be variables.
+
+    REQUIRES: constants are the kernel's last parameters, and its numbers are not specialised on.
+    """
+
+    kernel: Any
+    grid: tuple[int | Variable, ...]
+    arguments: Sequence[Tensor | int | Variable]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """All of a tensor's elements the same, -1 or 0; so many words of 32 bits."""
+
+    tensor: Variable
+    words: int | Variable
+    value: int
+
+
+class Space:
+    """Several tensors in one allocation."""
+
+    __slots__ = ("_pieces", "buffer")
+
+    def __init__(self, buffer: Tensor, pieces: Sequence[tuple[torch.dtype, int]]) -> None:
+        self.buffer = buffer
+        self._pieces = pieces
+
+    @staticmethod
+    def bytes(pieces: Sequence[tuple[torch.dtype, int]]) -> int:
+        """Bytes that they take."""
+        return sum(-(-dtype.itemsize * n // _PIECE_BYTES) * _PIECE_BYTES for dtype, n in pieces)
+
+    @classmethod
+    def of(cls, pieces: Sequence[tuple[torch.dtype, int]], device: torch.device) -> "Space":
+        """A new allocation."""
+        return cls(torch.empty(cls.bytes(pieces), dtype=torch.uint8, device=device), pieces)
+
+    def addresses(self) -> list[int]:
+        """Where each piece begins."""
+        at, found = self.buffer.data_ptr(), []
+        for dtype, n in self._pieces:
+            found.append(at)
+            at += -(-dtype.itemsize * n // _PIECE_BYTES) * _PIECE_BYTES
+        return found
+
+    def tensors(self) -> list[Tensor]:
+        """Each piece as a tensor."""
+        at, found = 0, []
+        for dtype, n in self._pieces:
+            size = dtype.itemsize * n
+            found.append(self.buffer[at : at + size].view(dtype))
+            at += -(-size // _PIECE_BYTES) * _PIECE_BYTES
+        return found
 
 
 class Scratch:
-    """Memory for what lives no longer than a call, kept from one to the next. For one caller at a time."""
+    """Memory for what lives no longer than a call, kept from one to the next. For one caller and stream at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._kept: dict[str, Tensor] = {}
+        self._kept = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def take(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of at least n elements, with whatever is in it."""
-        kept = self._kept.get(name)
-        if kept is None or kept.numel() < n:
-            kept = self._kept[name] = torch.empty(n + n // 4, dtype=dtype, device=self._device)
-        return kept
+    def take(self, pieces: Sequence[tuple[torch.dtype, int]]) -> Space:
+        """Tensors with whatever is in them."""
+        wanted = Space.bytes(pieces)
+        if self._kept.numel() < wanted:
+            self._kept = torch.empty(wanted + wanted // 4, dtype=torch.uint8, device=self._kept.device)
+        return Space(self._kept, pieces)
+
+    def forget(self) -> None:
+        """Take other memory for the next call, which is on another stream."""
+        self._kept = self._kept[:0].clone()
+
+
+class Program:
+    """Launches in order. Each call gives the values of the variables."""
+
+    def __init__(self, launches: Sequence[Launch | Fill]) -> None:
+        self._launches = launches
+        self._native: Any = None
+
+    def run(self, *values: Tensor | Space | int) -> None:
+        """Launch all on the current stream. A Space stands for its pieces."""
+        if self._native is None:
+            self._run_first(values)
+            return
+        flat: list[int] = []
+        for value in values:
+            if isinstance(value, int):
+                flat.append(value)
+            elif isinstance(value, Space):
+                flat += value.addresses()
+            else:
+                flat.append(value.data_ptr())
+        self._native.run(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), flat)
+
+    def _run_first(self, values: Sequence[Tensor | Space | int]) -> None:
+        flat: list[Tensor | int] = []
+        for value in values:
+            flat += value.tensors() if isinstance(value, Space) else [value]
+
+        def given(argument: Any) -> Any:
+            if not isinstance(argument, Variable):
+                return argument
+            value: Any = flat[argument.place]
+            return value[argument.first :] if argument.first else value
+
+        compiled: list[Any] = []
+        complete = True
+        for launch in self._launches:
+            if isinstance(launch, Fill):
+                if given(launch.words):
+                    given(launch.tensor).view(torch.int32)[: given(launch.words)].fill_(launch.value)
+                compiled.append(None)
+                continue
+            grid = tuple(given(extent) for extent in launch.grid)
+            if 0 in grid:
+                complete = False  # the next call is a first one too
+                continue
+            arguments = [given(argument) for argument in launch.arguments]
+            compiled.append(launch.kernel[grid](*arguments, **launch.constants, **launch.options))
+        if complete and not INTERPRETED and all(one is None or _is_plain(one) for one in compiled):
+            self._native = _native.Program()
+            for launch, made in zip(self._launches, compiled, strict=True):
+                _add(self._native, launch, made)
+
+
+def _is_plain(compiled: Any) -> bool:
+    """Whether a launch needs nothing but a kernel's handle and its arguments."""
+    metadata = compiled.metadata
+    return bool(
+        metadata.target.backend == "cuda"
+        and metadata.num_ctas == 1
+        and not metadata.launch_cooperative_grid
+        and not metadata.launch_pdl
+        and metadata.global_scratch_size == 0
+        and metadata.profile_scratch_size == 0
+    )
+
+
+def _add(program: Any, launch: Launch | Fill, compiled: Any) -> None:
+    if isinstance(launch, Fill):
+        words = (0, launch.words.place) if isinstance(launch.words, Variable) else (launch.words, -1)
+        program.add_fill((4 * launch.tensor.first, launch.tensor.place), words, launch.value % 2**32)
+        return
+    types = compiled.src.signature
+    arguments = []
+    for name, argument in zip(launch.kernel.arg_names, launch.arguments, strict=False):
+        kind = types[name]
+        assert kind != "constexpr", f"{name} of {launch.kernel.__name__} was specialised on"
+        if isinstance(argument, Variable):
+            size = _size_of(kind) if argument.first else 0
+            arguments.append((size * argument.first, argument.place))
+        else:
+            arguments.append((argument.data_ptr() if isinstance(argument, Tensor) else argument, -1))
+    arguments += [(0, -1), (0, -1)]  # Triton's scratch memory, of which there is none
+    grid = [(0, extent.place) if isinstance(extent, Variable) else (extent, -1) for extent in launch.grid]
+    grid += [(1, -1)] * (3 - len(grid))
+    metadata = compiled.metadata
+    threads = metadata.num_warps * metadata.target.warp_size
+    program.add_kernel(compiled.function, threads, metadata.shared, tuple(grid), arguments)
+
+
+def _size_of(pointer: str) -> int:
+    return {"*i32": 4, "*i64": 8, "*fp32": 4, "*fp64": 8}[pointer]
+
+
+class Programs:
+    """The programs of one owner, made when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Program] = {}
+
+    def of(self, kind: Hashable, make: Callable[[], Sequence[Launch | Fill]]) -> Program:
+        """The program of that kind of call: arguments of other types or alignment are another kind."""
+        program = self._made.get(kind)
+        if program is None:
+            program = self._made[kind] = Program(make())
+        return program
 
 
 # Triton has both as functions of its language, which cost a few microseconds a call.

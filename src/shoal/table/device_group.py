@@ -16,10 +16,11 @@ from shoal.config import Table, debugging
 from shoal.errors import CapacityError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
+from shoal.table.device_lookup import Looked, Lookups
 from shoal.table.device_plan import DevicePlan
 from shoal.table.device_rows import DeviceRows
-from shoal.table.device_step import Looked, Lookups, Settings, Updates
 from shoal.table.device_table import DeviceTable
+from shoal.table.device_update import Settings, Updates
 from shoal.table.group import Group
 from shoal.table.lease import Leases
 
@@ -134,6 +135,7 @@ class DeviceGroup(Group):
         now = torch.cuda.current_stream(self.device)
         if self._stream is not None:
             now.wait_stream(self._stream)
+            self._rows.scratch.forget()
         self._stream = now
 
     def lookup(
@@ -224,15 +226,10 @@ class DeviceGroup(Group):
             if training:
                 self._raise(self._rows.hear())
             self._follow()
+            if training and plan.trained:
+                self._rows.make_room(plan.most_births(counts))
             looked = self._lookups.run(
-                plan,
-                values.contiguous(),
-                offsets.contiguous(),
-                self._floats(weights),
-                training,
-                keep,
-                out,
-                np.array(counts, dtype=np.int64),
+                plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out
             )
             if debugging() and training:
                 self._heard_now()
@@ -285,7 +282,7 @@ class DeviceGroup(Group):
         for other in self._leases.live():
             if other is not batch and not other.applied and other.steps is None:
                 other.steps = self._rows.steps.clone()
-        self._updates.run(looked, grads, self._rows.steps if batch.steps is None else batch.steps, inverse, skip)
+        self._updates.run(looked, grads, batch.steps, inverse, skip)
         self._rows.ledger.send(self._stream)
 
     def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import Table
+from shoal.ops.launch import Programs
 from shoal.ops.pool import triton as kernels
 from shoal.table.parts import Part, parts_of
 
@@ -29,6 +30,7 @@ class DevicePlan:
         self, configs: Sequence[Table], families: Sequence[int], names: Sequence[str], device: torch.device
     ) -> None:
         self.names = tuple(names)
+        self.programs = Programs()
         parts, self.columns, self.copies = parts_of(configs, names)
         self.parts: list[Part] = parts
         # The kernels' order: parts of one family beside each other.
@@ -77,8 +79,9 @@ class DevicePlan:
             and all(part.feature.mode != "write" for part in parts)
         )
 
-    def most_births(self, counts: np.ndarray) -> np.ndarray:
+    def most_births(self, given: Sequence[int]) -> np.ndarray:
         """How many keys can be new in each table, where each feature has so many."""
+        counts = np.array(given, dtype=np.int64)
         born = np.bincount(self._trained_tables, weights=counts[self._trained_sources], minlength=self._tables)
         return born.astype(np.int64)
 

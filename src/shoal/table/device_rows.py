@@ -16,9 +16,9 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError
-from shoal.index.device import BUCKET_BYTES, WALKERS, DeviceIndex, Found, Items
+from shoal.index.device import BUCKET_BYTES, FINDING, DeviceIndex, finding_grids, steps_of
 from shoal.ops.birth import triton as birth_kernels
-from shoal.ops.launch import Launcher, Launches, blocks, power_of_two
+from shoal.ops.launch import Fill, Launch, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
 from shoal.ops.rows import triton as row_kernels
 from shoal.ops.update import triton as update_kernels
 from shoal.storage.hbm import HbmStorage, Layout
@@ -121,8 +121,8 @@ class DeviceRows:
         self._capacity = np.zeros(tables, dtype=np.int64)
         self._supply = np.zeros(len(layouts), dtype=np.int64)
         self._family_of = np.array(self.families)
-        self._launches = Launches()
-        self._taken = [self.ledger.taken[family:] for family in range(len(layouts))]
+        self._programs = Programs()
+        self.scratch = Scratch(device)  # for what inserts, which has the tables to itself
         self._describe()
 
     def _initialisers(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -253,53 +253,81 @@ class DeviceRows:
 
     # ---- keys
 
-    def find(self, items: Items, insert: bool, features_of: Tensor | None = None, count: bool = False) -> Found:
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What `find` wants of its caller: each family's free slots and how many they are, and FINDING."""
+        families = range(len(self.storage.families))
+        return (*(f"free{family}" for family in families), *(f"supply{family}" for family in families), *FINDING)
+
+    def values(
+        self, values: Tensor, offsets: Tensor, slots: Tensor, space: Space, batch: int, copies: int
+    ) -> list[Tensor | Space | int]:
+        """Their values; `space` begins with `finding_pieces`."""
+        n = values.numel()
+        free = [family.free for family in self.storage.families]
+        supplies = [one.numel() for one in free]
+        return [*free, *supplies, n, batch, *finding_grids(n, copies), values, offsets, slots, space]
+
+    def finding_pieces(self, total: int, insert: bool) -> list[tuple[torch.dtype, int]]:
+        """Counts and lists for so many items."""
+        most = total if insert else 0
+        counts = 2 + len(self.storage.families)
+        return [(torch.int32, counts), (torch.int32, most), (torch.int32, most), (torch.int64, most)]
+
+    def find(
+        self,
+        v: Any,
+        tables_of: Tensor | Variable,
+        shape: tuple[int, int],
+        insert: bool,
+        features_of: Variable | None = None,
+        count: bool = False,
+    ) -> list[Launch | Fill]:
         """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
 
         Behind the index's own, `counts` has one for each family.
         """
         counted = self.tally if count else None
-        found = self.index.find(items, insert, features_of, counted, len(self.storage.families))
-        if insert and items.n:
-            won = self.index.claim(items, found, self.ledger.refused)
+        launches: list[Launch | Fill] = [
+            Fill(v.counts, 2 + len(self.storage.families), 0),
+            self.index.find(v, tables_of, shape, insert, features_of, counted),
+        ]
+        if insert:
+            features = shape[1]
+            launches.append(self.index.claim(v, tables_of, features, self.ledger.refused))
             for family in range(len(self.storage.families)):
-                self._give_birth(items, won.items, won.at, won.count, family)
-            self.index.find_lost(items, found)
-        return found
+                launches.append(self._birth(v, tables_of, features, family))
+            launches.append(self.index.find_lost(v, tables_of, features))
+        return launches
 
-    def _give_birth(self, items: Items, won: Tensor, at: Tensor, count: Tensor, family: int) -> None:
+    def _birth(self, v: Any, tables_of: Tensor | Variable, features: int, family: int) -> Launch:
         held = self.storage.families[family]
         layout = held.layout
         d = power_of_two(layout.dim)
         s = power_of_two(max(layout.state_floats, 1))
-        block = max(1, min(32, 4096 // max(d, s)))
-        launcher = self._launches.of(
-            (family, items.steps),
-            lambda: Launcher(
-                birth_kernels.birth,
-                {
-                    "WEIGHTS": TRITON_TYPES[layout.dtype],
-                    "WEIGHT_BYTES": layout.weight_type.itemsize,
-                    "HAS_NORMAL": self.has_normal,
-                    "SLAB_BITS": self.storage.slab_bits,
-                    "DIM": layout.dim,
-                    "D": d,
-                    "STATE": layout.state_floats,
-                    "S": s,
-                    "STEPS": items.steps,
-                    "BLOCK": block,
-                },
-                num_warps=4,
-                enable_fp_fusion=False,
+        return Launch(
+            birth_kernels.birth,
+            (v.walkers,),
+            (
+                self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state,
+                self.normal, v.values, v.offsets, tables_of, v.won, v.won_at, v.counts[1:],
+                getattr(v, f"free{family}"), getattr(v, f"supply{family}"), self.ledger.taken[family:],
+                self.ledger.keys, self.ledger.refused, self.tally[2], self.steps,
+                v.n, v.batch, features, family, layout.weight_stride, layout.tail_stride,
             ),
-        )
-        launcher(
-            items.kind, (max(1, min(blocks(items.copies * items.n, block), WALKERS)),),
-            self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state, self.normal,
-            items.values, items.offsets, items.tables_of, won, at, count,
-            held.free, len(held.free), self._taken[family], self.ledger.keys, self.ledger.refused,
-            self.tally[2], self.steps,
-            items.n, items.batch, items.features, family, layout.weight_stride, layout.tail_stride,
+            {
+                "WEIGHTS": TRITON_TYPES[layout.dtype],
+                "WEIGHT_BYTES": layout.weight_type.itemsize,
+                "HAS_NORMAL": self.has_normal,
+                "SLAB_BITS": self.storage.slab_bits,
+                "DIM": layout.dim,
+                "D": d,
+                "STATE": layout.state_floats,
+                "S": s,
+                "STEPS": steps_of(features),
+                "BLOCK": max(1, min(32, 4096 // max(d, s))),
+            },
+            {"num_warps": 4, "enable_fp_fusion": False},
         )  # fmt: skip
 
     def first_rows(self, table: int, keys: Tensor) -> Tensor:
@@ -320,9 +348,21 @@ class DeviceRows:
         more = np.zeros(len(self.configs), dtype=np.int64)
         more[table] = len(keys)
         self.make_room(more)
-        offsets = torch.tensor([0, len(keys)], dtype=torch.int64).to(self.device)
+        return self.insert(table, keys)
+
+    def insert(self, table: int, keys: Tensor) -> Tensor:
+        """The same. REQUIRES: room was made."""
+        n = len(keys)
+        offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
         tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
-        return self.find(Items(keys, offsets, tables_of, 1, 1, 1), insert=True).slots
+        slots = torch.empty(n, dtype=torch.int32, device=self.device)
+        v = variables(*self.variables, "tables_of")
+        program = self._programs.of(
+            ("insert", keys.data_ptr() % 16), lambda: self.find(v, v.tables_of, (1, 1), insert=True)
+        )
+        space = self.scratch.take(self.finding_pieces(n, insert=True))
+        program.run(*self.values(keys, offsets, slots, space, 1, 1), tables_of)
+        return slots
 
     def erase(self, table: int, keys: Tensor) -> Tensor:
         """Take distinct keys out; returns the slots that they had. Waits for the device."""

@@ -1,9 +1,10 @@
 """Output gradients to row gradients, and the optimizers' steps, in device memory.
 
-The items of a batch come sorted by slot, cut into chunks of equal length, so that a key with a hundred thousand items
-is no more work for anyone than a hundred thousand keys. A row whose items lie in one chunk is updated there. Of a row
-that crosses chunks each chunk leaves its share of the sum, and `update_crossing` adds the shares up, in order. So sums
-are the same from run to run.
+The items of a batch come sorted by slot. From its first item on, a row is cut into pieces of PIECE items, and the
+sorted items into chunks of the same length; a chunk's walker adds up the pieces that begin in it, item by item. A row
+of one piece is updated at once; the sums of longer ones are kept, and `update_long` adds them up. So a key with a
+hundred thousand items is no more work for anyone than a hundred thousand keys, and a row's sum depends on its own items
+alone: not on slots, on other rows, or on who was first.
 """
 
 import triton
@@ -54,6 +55,8 @@ LAST = tl.constexpr(3)
 COUNT_COLUMNS = tl.constexpr(2)
 DROPPED = tl.constexpr(0)
 OVERFLOWED = tl.constexpr(1)
+# Items of a row that are added up one behind the other.
+PIECE = tl.constexpr(32)
 # Where the gradient of an item without one would be.
 NOWHERE = tl.constexpr((1 << 40) - 1)
 # The largest sum of squares of a row's gradient: beyond it, optimizers would keep infinity.
@@ -198,35 +201,36 @@ def aim(slots, tables_of, offsets, targets, n, batch, features, STEPS: tl.conste
 
 
 @triton.jit
-def add_in_segment(flag, sum, later_flag, later_sum):
-    return flag | later_flag, tl.where(later_flag != 0, later_sum, sum + later_sum)
+def advance(steps, steps_now, trained, skip, tables, SCALED: tl.constexpr):
+    """Copy the tables' steps for this update, and count those that it trains one further."""
+    first = 0
+    while first < tables:
+        table = first + tl.arange(0, 128)
+        inside = table < tables
+        step = tl.load(steps + table, mask=inside, other=0)
+        more = tl.load(trained + table, mask=inside, other=0)
+        if SCALED:
+            more = tl.where(tl.load(skip) != 0, 0, more)
+        tl.store(steps_now + table, step, mask=inside)
+        tl.store(steps + table, step + more, mask=inside)
+        first += 128
 
 
-@triton.jit
-def first_in_segment(flag, value, later_flag, later_value):
-    return flag | later_flag, tl.where(later_flag != 0, later_value, value)
-
-
-@triton.jit
-def reduce_rows(begins, rows, REDUCE: tl.constexpr, ITEMS: tl.constexpr, D: tl.constexpr):
-    """For each item, what the items of its row so far make together."""
-    flags = tl.broadcast_to(begins.to(tl.int32)[:, None], (ITEMS, D))
-    if REDUCE == LAST:
-        return rows
-    if REDUCE == FIRST:
-        return tl.associative_scan((flags, rows), 0, first_in_segment)[1]
-    return tl.associative_scan((flags, rows), 0, add_in_segment)[1]
-
-
-@triton.jit(do_not_specialize=["total", "n"])
+@triton.jit(do_not_specialize=["total", "n", "tables"])
 def deal(
-    sorted_slots, order, tickets, parts, moved, item_shares, values, dealt, dealt_shares, dealt_keys, total, n,
-    MOVED: tl.constexpr, SHARED: tl.constexpr, KEYED: tl.constexpr, BLOCK: tl.constexpr,
+    sorted_slots, order, tickets, parts, moved, item_shares, values, dealt, dealt_shares, dealt_keys,
+    steps, steps_now, trained, skip, long_count, total, n, tables,
+    MOVED: tl.constexpr, SHARED: tl.constexpr, KEYED: tl.constexpr, SCALED: tl.constexpr, FAMILIES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What the update needs of each item, in sorted order: all at once, as one load waits for another.
 
     The tickets' parts become tables. Where MOVED, gradients do not lie as the outputs did: `moved[part]` elements away.
+    One program makes ready what the update reads besides: the steps, and the counts of long rows.
     """
+    if tl.program_id(0) == 0:
+        advance(steps, steps_now, trained, skip, tables, SCALED)
+        tl.store(long_count + tl.arange(0, FAMILIES), tl.zeros((FAMILIES,), tl.int32))
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # Items without a row to update may have no ticket.
     live = tl.load(sorted_slots + at, mask=at < total, other=-1) >= 0
@@ -246,44 +250,76 @@ def deal(
         tl.store(dealt_keys + at, tl.load(values + item % n, mask=live, other=0).to(tl.int64), mask=live)
 
 
+@triton.jit
+def items_before(sorted_slots, first, slot, wanted):
+    """How many items of its row lie before each chunk's first one."""
+    near = tl.arange(0, PIECE)
+    at = first[:, None] - 1 - near[None, :]
+    alike = tl.load(sorted_slots + at, mask=wanted[:, None] & (at >= 0), other=-1) == slot[:, None]
+    before = tl.sum((alike & wanted[:, None]).to(tl.int32), axis=1).to(tl.int64)
+    # Rows are sorted: where all of them are alike, the row's begin is searched by doubling, then by halving.
+    far = before == PIECE
+    reach = tl.where(far, before * 2, before)
+    growing = far
+    while tl.max(growing.to(tl.int32), axis=0) > 0:
+        here = tl.load(sorted_slots + first - reach, mask=growing & (reach <= first), other=-1)
+        growing = growing & (here == slot)
+        before = tl.where(growing, reach, before)
+        reach = tl.where(growing, reach * 2, reach)
+    # `before` items are of the row, `reach` are not.
+    while tl.max((far & (reach - before > 1)).to(tl.int32), axis=0) > 0:
+        middle = (before + reach) // 2
+        here = tl.load(sorted_slots + first - middle, mask=far & (middle <= first), other=-1)
+        before = tl.where(far & (here == slot), middle, before)
+        reach = tl.where(far & (here != slot), middle, reach)
+    return before
+
+
 @triton.jit(do_not_specialize=["total", "family", "weight_stride", "tail_stride"])
 def update(
     anchor, slabs, families, hyper, inits, steps, scores, counts, sorted_slots, dealt, dealt_shares, dealt_keys,
-    grads, sums, sum_counts, inverse_scale, skip, total, family, weight_stride, tail_stride,
+    grads, sums, sum_counts, long_rows, long_count, inverse_scale, skip, total, family, weight_stride, tail_stride,
     STEP: tl.constexpr, PLAIN: tl.constexpr, REDUCE: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr,
     ALIGNED: tl.constexpr, ALONE: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
-    SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, LENGTH: tl.constexpr,
-    ITEMS: tl.constexpr,
+    SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, WALKERS: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of LENGTH sorted items, ITEMS at a time: rows that lie in it are updated, sums of the others kept.
+    """WALKERS chunks of the sorted items side by side, one item of each at a time.
 
-    `sums[2 c]` is chunk c's part of a row that began before it, `sums[2 c + 1]` of one that goes on behind it.
+    A chunk has at most one piece that goes on a row and one that begins a long row: `sums[2 c]` and `sums[2 c + 1]`.
+    Long rows are listed with their last item, the chunk of their last piece and the number of pieces before it.
     SHARED: `dealt_shares` has a factor for every item. ALIGNED: gradients begin at multiples of four elements. ALONE:
     the group has no other family.
     """
     if SCALED:  # noqa: SIM102 (a constant; what is below it is not compiled otherwise)
         if tl.load(skip) != 0:
             return
-    chunk = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(0).to(tl.int64) * WALKERS + tl.arange(0, WALKERS)
     element = tl.arange(0, D)
     inside = (element < DIM)[None, :]
-    number = tl.arange(0, ITEMS)
-    first = chunk * LENGTH
-    carried = tl.zeros((D,), tl.float32)
-    carried_items = 0.0
-    is_open = first > 0  # the row that the chunk begins with began before it
-    slot_ahead = tl.load(sorted_slots + first + number, mask=first + number < total, other=-1)
-    ticket_ahead = tl.load(dealt + first + number, mask=first + number < total, other=0)
-    for r in range(0, LENGTH, ITEMS):
-        at = first + r + number
-        slot = slot_ahead
-        ticket = ticket_ahead
-        if LENGTH > ITEMS:
-            slot_ahead = tl.load(sorted_slots + at + ITEMS, mask=at + ITEMS < total, other=-1)
-            ticket_ahead = tl.load(dealt + at + ITEMS, mask=at + ITEMS < total, other=0)
-        behind = tl.load(sorted_slots + at + 1, mask=at + 1 < total, other=-1)
-        before = tl.load(sorted_slots + at - 1, mask=(at > 0) & (at < total), other=-2)
-        live = slot >= 0
+    first = chunk * PIECE
+    slot = tl.load(sorted_slots + first, mask=first < total, other=-1)
+    before = tl.load(sorted_slots + first - 1, mask=(first > 0) & (first < total), other=-1)
+    in_row = items_before(sorted_slots, first, slot, (slot >= 0) & (slot == before))
+    # The rest of a piece that began before is its chunk's.
+    rest = (PIECE - in_row % PIECE) % PIECE
+    near = tl.arange(0, PIECE)
+    ahead = first[:, None] + near[None, :]
+    alike = tl.load(sorted_slots + ahead, mask=(near[None, :] < rest[:, None]) & (ahead < total), other=-3)
+    skipped = tl.sum((alike == slot[:, None]).to(tl.int32), axis=1)
+    in_row += skipped
+    at = first + skipped
+    # What is skipped may have been the end of the row.
+    row = slot
+    slot = tl.load(sorted_slots + at, mask=at < total, other=-1)
+    in_row = tl.where(slot == row, in_row, 0)
+    ticket = tl.load(dealt + at, mask=slot >= 0, other=0)
+    going = at < tl.minimum(first + PIECE, total)
+    total_rows = tl.zeros((WALKERS, D), tl.float32)
+    items = tl.zeros((WALKERS,), tl.float32)
+    while tl.max(going.to(tl.int32), axis=0) > 0:
+        behind = tl.load(sorted_slots + at + 1, mask=going & (at + 1 < total), other=-1)
+        ticket_behind = tl.load(dealt + at + 1, mask=going & (at + 1 < total), other=0)
+        live = going & (slot >= 0)
         if ALONE == 0:
             live = live & (tl.load(families + (slot >> SLAB_BITS), mask=live, other=-1) == family)
         table = ticket >> TICKET_BITS
@@ -296,86 +332,82 @@ def update(
             rows = rows * tl.load(dealt_shares + at, mask=live, other=0.0)[:, None]
         if SCALED:
             rows = rows * tl.load(inverse_scale)
-        begins = slot != before
-        at_start = (number == 0) & (begins == 0)
-        # What came before in this row counts as a part of the first item.
+        fresh = in_row % PIECE == 0
         if REDUCE == FIRST:
-            if r > 0:
-                rows = tl.where(at_start[:, None], carried[None, :], rows)
-        elif REDUCE != LAST:
-            rows = rows + tl.where(at_start[:, None], carried[None, :], 0.0)
-        reduced = reduce_rows(begins, rows, REDUCE, ITEMS, D)
-        crossing = (tl.cumsum(begins.to(tl.int32), axis=0) == 0) & is_open
-        ends = live & (behind != slot)
-        last = live & (ends == 0) & (r + number == LENGTH - 1)
-        kept = (ends & crossing) | last
-        place = 2 * chunk + (last & (crossing == 0)).to(tl.int64)
-        tl.store(sums + place[:, None] * D + element[None, :], reduced, mask=kept[:, None])
+            total_rows = tl.where(fresh[:, None], rows, total_rows)
+        elif REDUCE == LAST:
+            total_rows = rows
+        else:
+            total_rows = tl.where(fresh[:, None], rows, total_rows + rows)
+        row_ends = behind != slot
+        whole = live & row_ends & (in_row < PIECE)
+        kept = live & (row_ends | (in_row % PIECE == PIECE - 1)) & (whole == 0)
+        place = 2 * chunk + (in_row < PIECE).to(tl.int64)
+        tl.store(sums + place[:, None] * D + element[None, :], total_rows, mask=kept[:, None])
+        reduced = total_rows
         if REDUCE == MEAN_OF:
-            ones = tl.where(at_start, carried_items + 1.0, 1.0)
-            counted = tl.associative_scan((begins.to(tl.int32), ones), 0, add_in_segment)[1]
-            tl.store(sum_counts + place, counted, mask=kept)
-            carried_items = tl.sum(tl.where(number == ITEMS - 1, counted, 0.0), axis=0)
-        carried = tl.sum(tl.where((number == ITEMS - 1)[:, None], reduced, 0.0), axis=0)
-        is_open = is_open & (tl.max(begins.to(tl.int32), axis=0) == 0)
-        if REDUCE == MEAN_OF:
-            reduced = reduced / counted[:, None]
+            items = tl.where(fresh, 1.0, items + 1.0)
+            tl.store(sum_counts + place, items, mask=kept)
+            reduced = total_rows / items[:, None]
+        ended = kept & row_ends
+        if tl.max(ended.to(tl.int32), axis=0) > 0:
+            ones = ended.to(tl.int32)
+            listed = tl.atomic_add(long_count, tl.sum(ones, axis=0)) + tl.cumsum(ones, axis=0) - 1
+            tl.store(long_rows + 3 * listed, at.to(tl.int32), mask=ended)
+            tl.store(long_rows + 3 * listed + 1, chunk.to(tl.int32), mask=ended)
+            tl.store(long_rows + 3 * listed + 2, (in_row // PIECE).to(tl.int32), mask=ended)
         key = ticket
         if WEIGHT_BYTES == 2:
-            key = tl.load(dealt_keys + at, mask=live, other=0)
+            key = tl.load(dealt_keys + at, mask=whole, other=0)
         apply_rows(
-            anchor, slabs, hyper, inits, steps, scores, counts, slot, table, key, reduced, ends & (crossing == 0),
+            anchor, slabs, hyper, inits, steps, scores, counts, slot, table, key, reduced, whole,
             weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
         )  # fmt: skip
+        in_row = tl.where(row_ends, 0, in_row + 1)
+        at += 1
+        slot = behind
+        ticket = ticket_behind
+        # The piece that begins behind the chunk is another's.
+        going = going & (at < total) & ((at < first + PIECE) | (in_row % PIECE != 0))
 
 
-@triton.jit(do_not_specialize=["total", "family", "weight_stride", "tail_stride"])
-def update_crossing(
-    anchor, slabs, families, hyper, inits, steps, scores, counts, sorted_slots, dealt, dealt_keys, sums,
-    sum_counts, skip, total, family, weight_stride, tail_stride,
-    STEP: tl.constexpr, PLAIN: tl.constexpr, REDUCE: tl.constexpr, SCALED: tl.constexpr, ALONE: tl.constexpr,
-    WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
-    STATE: tl.constexpr, LENGTH: tl.constexpr, SUMS: tl.constexpr,
+@triton.jit(do_not_specialize=["weight_stride", "tail_stride"])
+def update_long(
+    anchor, slabs, hyper, inits, steps, scores, counts, sorted_slots, dealt, dealt_keys, sums, sum_counts,
+    long_rows, long_count, skip, weight_stride, tail_stride,
+    STEP: tl.constexpr, PLAIN: tl.constexpr, REDUCE: tl.constexpr, SCALED: tl.constexpr, WEIGHTS: tl.constexpr,
+    WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr,
+    SUMS: tl.constexpr,
 ):  # fmt: skip
-    """The row that begins in a chunk and goes on behind it, if there is one: its sums added up, SUMS at a time."""
-    chunk = tl.program_id(0).to(tl.int64)
-    final = chunk * LENGTH + LENGTH - 1
-    mine = final + 1 < total
-    if SCALED:
-        mine = mine & (tl.load(skip) == 0)
-    slot = tl.load(sorted_slots + final, mask=mine, other=-1)
-    behind = tl.load(sorted_slots + final + 1, mask=mine, other=-1)
-    before = tl.load(sorted_slots + chunk * LENGTH - 1, mask=mine & (chunk > 0), other=-1)
-    mine = mine & (slot >= 0) & (slot == behind) & (slot != before)
-    if ALONE == 0:
-        mine = mine & (tl.load(families + (slot >> SLAB_BITS), mask=slot >= 0, other=-1) == family)
-    if mine:
-        element = tl.arange(0, D)
-        one = tl.arange(0, 1)  # a vector of one row, as apply_rows wants it
-        reduced = tl.load(sums + ((2 * chunk + 1 + one) * D)[:, None] + element[None, :])
+    """The listed rows, which have several pieces: their sums added up, SUMS at a time."""
+    if SCALED:  # noqa: SIM102
+        if tl.load(skip) != 0:
+            return
+    element = tl.arange(0, D)
+    one = tl.arange(0, 1)  # a vector of one row, as apply_rows wants it
+    many = tl.load(long_count)
+    listed = tl.program_id(0)
+    while listed < many:
+        final = tl.load(long_rows + 3 * listed)
+        pieces = tl.load(long_rows + 3 * listed + 2)
+        chunk = (tl.load(long_rows + 3 * listed + 1) - pieces).to(tl.int64)
+        # Piece 0 began the row, in the odd place of its chunk.
+        reduced = tl.zeros((1, D), tl.float32)
         items = 0.0
-        if REDUCE == MEAN_OF:
-            items = tl.load(sum_counts + 2 * chunk + 1)
-        at = chunk + 1
-        more = True
-        while more:
-            others = at + tl.arange(0, SUMS)
-            belongs = tl.load(sorted_slots + others * LENGTH, mask=others * LENGTH < total, other=-1) == slot
-            found = tl.sum(belongs.to(tl.int32), axis=0)
-            wanted = belongs
+        first = 0
+        while first <= pieces:
+            piece = first + tl.arange(0, SUMS)
+            belongs = piece <= pieces
             if REDUCE == FIRST:
-                wanted = belongs & (others < 0)
+                belongs = piece == 0
             if REDUCE == LAST:
-                wanted = belongs & (others == at + found - 1)
-            share = tl.load(sums + (2 * others * D)[:, None] + element[None, :], mask=wanted[:, None], other=0.0)
-            if REDUCE == LAST:
-                reduced = tl.where(found > 0, tl.sum(share, axis=0)[None, :], reduced)
-            else:
-                reduced += tl.sum(share, axis=0)[None, :]
+                belongs = piece == pieces
+            place = 2 * (chunk + piece) + (piece == 0).to(tl.int64)
+            share = tl.load(sums + place[:, None] * D + element[None, :], mask=belongs[:, None], other=0.0)
+            reduced += tl.sum(share, axis=0)[None, :]
             if REDUCE == MEAN_OF:
-                items += tl.sum(tl.load(sum_counts + 2 * others, mask=belongs, other=0.0), axis=0)
-            more = found == SUMS
-            at += SUMS
+                items += tl.sum(tl.load(sum_counts + place, mask=belongs, other=0.0), axis=0)
+            first += SUMS
         if REDUCE == MEAN_OF:
             reduced = reduced / items
         table = (tl.load(dealt + final) >> TICKET_BITS) + one
@@ -383,9 +415,10 @@ def update_crossing(
         if WEIGHT_BYTES == 2:
             key = tl.load(dealt_keys + final) + one
         apply_rows(
-            anchor, slabs, hyper, inits, steps, scores, counts, slot + one, table, key, reduced, one == 0,
-            weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
+            anchor, slabs, hyper, inits, steps, scores, counts, tl.load(sorted_slots + final) + one, table, key,
+            reduced, one == 0, weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
         )  # fmt: skip
+        listed += tl.num_programs(0)
 
 
 @triton.jit(do_not_specialize=["n", "batch", "weight_stride", "grad_stride"])

@@ -1,0 +1,52 @@
+#include "bind/bind.h"
+#include "device/program.h"
+
+namespace shoal {
+
+namespace {
+
+using Pair = std::tuple<int64_t, int32_t>;
+
+Argument argument_of(const Pair& pair) { return {std::get<0>(pair), std::get<1>(pair)}; }
+
+}  // namespace
+
+void bind_device(nb::module_& m) {
+  nb::class_<Program>(m, "Program", "Launches of compiled kernels. An argument is (fixed, number of a variable or -1)")
+      .def("__init__",
+           [](Program* program) {
+             Driver driver;
+             raise(find_driver(&driver));
+             new (program) Program(driver);
+           })
+      .def(
+          "add_kernel",
+          [](Program& program, uint64_t function, uint32_t threads, uint32_t shared_bytes,
+             const std::tuple<Pair, Pair, Pair>& grid, const std::vector<Pair>& arguments) {
+            std::vector<Argument> taken;
+            for (const Pair& pair : arguments) taken.push_back(argument_of(pair));
+            const auto& [x, y, z] = grid;
+            program.add_kernel(function, threads, shared_bytes, {argument_of(x), argument_of(y), argument_of(z)},
+                               std::move(taken));
+          },
+          nb::arg("function"), nb::arg("threads"), nb::arg("shared_bytes"), nb::arg("grid"), nb::arg("arguments"))
+      .def(
+          "add_fill",
+          [](Program& program, const Pair& address, const Pair& words, uint32_t word) {
+            program.add_fill(argument_of(address), argument_of(words), word);
+          },
+          nb::arg("address"), nb::arg("words"), nb::arg("word"))
+      .def(
+          "run",
+          [](const Program& program, uint64_t stream, const std::vector<int64_t>& variables) {
+            Status status;
+            {
+              nb::gil_scoped_release released;
+              status = program.run(stream, variables);
+            }
+            raise(status);
+          },
+          nb::arg("stream"), nb::arg("variables"));
+}
+
+}  // namespace shoal

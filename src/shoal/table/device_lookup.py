@@ -1,0 +1,189 @@
+"""Forwards on the device: find, give birth, pool or gather. Launches only; nothing waits."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.ops.launch import Fill, Launch, Space, blocks, kind_of, power_of_two, variables
+from shoal.ops.pool import triton as kernels
+from shoal.table.device_plan import DevicePlan, FamilyParts
+from shoal.table.device_rows import TRITON_TYPES, DeviceRows
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a lookup leaves for its update."""
+
+    plan: DevicePlan
+    values: Tensor
+    offsets: Tensor
+    batch: int
+    kind: Hashable  # of values and offsets
+    slots: Tensor
+    tickets: Tensor  # of every item, where its gradient is and whose row it goes to
+    shares: Tensor | None  # of every item, its factor
+
+    def again(self, values: Tensor, offsets: Tensor) -> "Looked":
+        """The same in other tensors."""
+        if values.data_ptr() == self.values.data_ptr() and offsets.data_ptr() == self.offsets.data_ptr():
+            return self
+        return replace(self, values=values, offsets=offsets, kind=kind_of(values, offsets))
+
+
+def _bags_together(dim: int) -> int:
+    """Bags that a program pools side by side."""
+    return max(1, min(16, 256 // power_of_two(dim))) if dim <= 64 else 1
+
+
+def _rows_together(dim: int) -> int:
+    """Rows that a program gathers."""
+    return max(1, 1024 // power_of_two(dim))
+
+
+class Lookups:
+    """The programs of forwards."""
+
+    def __init__(self, rows: DeviceRows) -> None:
+        self._rows = rows
+        families = range(len(rows.storage.families))
+        own = ("weights", "out", "starts", "tickets", "shares", "ticket_words")
+        self._v = variables(
+            *rows.variables, "features_of", "lacking", *own, *(f"row_blocks{family}" for family in families)
+        )
+
+    def run(
+        self,
+        plan: DevicePlan,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        training: bool,
+        keep: bool,
+        out: Tensor,
+    ) -> Looked:
+        """Find the rows, give birth to those that lack in training, and write the output. REQUIRES: room was made."""
+        rows = self._rows
+        n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
+        device, total = rows.device, plan.copies * n
+        insert = training and bool(plan.trained)
+        slots = torch.empty(total, dtype=torch.int32, device=device)
+        tickets = torch.empty(total, dtype=torch.int64, device=device) if keep else slots
+        shared = keep and bool(plan.columns) and (weights is not None or plan.has_mean)
+        shares = torch.empty(total, dtype=torch.float32, device=device) if shared else None
+        kind = kind_of(values, offsets)
+        pieces = rows.finding_pieces(total, insert)
+        if plan.columns:
+            pieces += [(torch.int32, 0), (torch.int32, len(plan.parts) * batch)]
+            starts, block = slots, _bags_together
+        else:
+            pieces += [(torch.int32, total), (torch.int32, total)]
+            starts, block = slots if plan.in_order else plan.starts(offsets, batch), _rows_together
+        # Lookups of eval may run beside each other.
+        space = rows.scratch.take(pieces) if training else Space.of(pieces, device)
+        program = plan.programs.of(
+            ("lookup", kind, kind_of(weights), out.dtype, insert, keep),
+            lambda: self._launches(plan, insert, keep, weights is not None, shared),
+        )
+        over = batch if plan.columns else n
+        program.run(
+            *rows.values(values, offsets, slots, space, batch, plan.copies),
+            out if weights is None else weights,  # any tensor: not read
+            out, starts, tickets, out if shares is None else shares, 2 * total if keep else 0,
+            *(blocks(over, block(family.layout.dim)) for family in rows.storage.families),
+        )  # fmt: skip
+        return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
+
+    def _launches(
+        self, plan: DevicePlan, insert: bool, keep: bool, weighted: bool, shared: bool
+    ) -> list[Launch | Fill]:
+        v, shape = self._v, (plan.copies, len(plan.names))
+        launches = self._rows.find(
+            v, plan.tables_of, shape, insert, features_of=None if plan.columns else v.features_of, count=True
+        )
+        if keep and plan.columns:
+            # Items of bad bags get no ticket; without pooling there are none.
+            launches.append(Fill(v.tickets, v.ticket_words, -1))
+        for family in plan.families:
+            if plan.columns:
+                launches += self._pool(plan, family, keep, weighted, shared)
+            else:
+                launches += self._gather(plan, family, keep)
+        return launches
+
+    def _stored(self, family: int) -> dict[str, Any]:
+        layout = self._rows.storage.families[family].layout
+        return {
+            "WEIGHTS": TRITON_TYPES[layout.dtype],
+            "WEIGHT_BYTES": layout.weight_type.itemsize,
+            "SLAB_BITS": self._rows.storage.slab_bits,
+            "DIM": layout.dim,
+            "D": power_of_two(layout.dim),
+        }
+
+    def _pool(self, plan: DevicePlan, family: FamilyParts, keep: bool, weighted: bool, shared: bool) -> list[Launch]:
+        v, rows = self._v, self._rows
+        layout = rows.storage.families[family.family].layout
+        stored, count = self._stored(family.family), v.counts[2 + family.family :]
+        d = stored["D"]
+        bags, ids = _bags_together(layout.dim), 8 if d < 128 else 4
+        modes = {"WEIGHTED": weighted, "SHARED": shared, "KEEP": keep}
+        return [
+            Launch(
+                kernels.pool,
+                (getattr(v, f"row_blocks{family.family}"), family.count),
+                (
+                    rows.anchor, rows.storage.slabs, family.parts, v.offsets, v.weights, v.slots, v.out, v.tickets,
+                    v.shares, v.lacking, count, rows.ledger.bad_bags, v.n, v.batch, plan.columns, layout.weight_stride,
+                ),
+                {**modes, **stored, "BAGS": bags, "IDS": ids},
+                {"num_warps": max(1, min(8, bags * ids * d // 2048)), "enable_fp_fusion": False},
+            ),
+            Launch(
+                kernels.pool_lacking,
+                (v.walkers,),
+                (
+                    rows.anchor, rows.storage.slabs, family.parts, rows.inits, rows.scales, rows.normal, v.values,
+                    v.offsets, v.weights, v.slots, v.out, v.lacking, count, v.n, v.batch, plan.columns,
+                    layout.weight_stride,
+                ),
+                {"WEIGHTED": weighted, **stored, "HAS_NORMAL": rows.has_normal, "IDS": 16},
+                {"num_warps": 4, "enable_fp_fusion": False},
+            ),
+        ]  # fmt: skip
+
+    def _gather(self, plan: DevicePlan, family: FamilyParts, keep: bool) -> list[Launch]:
+        v, rows = self._v, self._rows
+        layout = rows.storage.families[family.family].layout
+        stored, count = self._stored(family.family), v.counts[2 + family.family :]
+        features, order = len(plan.names), {"IN_ORDER": plan.in_order}
+        return [
+            Launch(
+                kernels.gather,
+                (getattr(v, f"row_blocks{family.family}"), plan.copies),
+                (
+                    rows.anchor, rows.storage.slabs, plan.device_parts, plan.parts_of, v.offsets, v.starts,
+                    v.features_of, v.slots, v.out, v.tickets, v.lacking, count, v.n, v.batch, features,
+                    layout.weight_stride, family.first, family.first + family.count,
+                ),
+                {"KEEP": keep, **order, **stored, "BLOCK": _rows_together(layout.dim)},
+                {"num_warps": 1, "enable_fp_fusion": False},
+            ),
+            Launch(
+                kernels.gather_lacking,
+                (v.walkers,),
+                (
+                    plan.device_parts, plan.parts_of, rows.inits, rows.scales, rows.normal, v.values, v.offsets,
+                    v.starts, v.features_of, v.out, v.lacking, count, v.n, v.batch, features,
+                ),
+                {
+                    **order,
+                    "HAS_NORMAL": rows.has_normal,
+                    **{name: stored[name] for name in ("WEIGHTS", "DIM", "D")},
+                    "BLOCK": max(1, min(16, 2048 // stored["D"])),
+                },
+                {"num_warps": 4, "enable_fp_fusion": False},
+            ),
+        ]  # fmt: skip
