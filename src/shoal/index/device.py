@@ -22,9 +22,10 @@ _MOST_LOAD = 0.8
 _GROWTH = 1.5
 _LEAST_BUCKETS = 4
 # Programs of kernels that walk a list whose length only the device knows.
-WALKERS = 528
-# Keys that one program of one warp finds: its digests are then two loads of 16 bytes a thread.
-_FIND_BLOCK = 16
+WALKERS = 2112
+# Keys that one program of one warp finds, and items of a list that one takes at a time.
+_FIND_BLOCK = 32
+_LIST_BLOCK = 32
 
 
 # What a batch's finding wants of its caller, as variables of a program. By item: its slot (`slots`), and lists of those
@@ -35,7 +36,7 @@ FINDING = ("n", "batch", "find_blocks", "walkers", "values", "offsets", "slots",
 
 def finding_grids(n: int, copies: int) -> tuple[int, int]:
     """`find_blocks` and `walkers` of FINDING."""
-    return blocks(n, _FIND_BLOCK), max(1, min(blocks(copies * n, 32), WALKERS))
+    return blocks(n, _FIND_BLOCK), max(1, min(blocks(copies * n, _LIST_BLOCK), WALKERS))
 
 
 def steps_of(features: int) -> int:
@@ -156,7 +157,7 @@ class DeviceIndex:
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won, v.won_at,
                 v.counts[1:], refused, self._dummy, v.n, v.batch, features,
             ),
-            STEPS=steps_of(features), BLOCK=32,
+            STEPS=steps_of(features), BLOCK=_LIST_BLOCK,
         )  # fmt: skip
 
     def find_lost(self, v: Any, tables_of: Tensor | Variable, features: int) -> Launch:
@@ -168,7 +169,7 @@ class DeviceIndex:
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots, v.lost, v.counts, v.n, v.batch,
                 features,
             ),
-            STEPS=steps_of(features), BLOCK=_FIND_BLOCK,
+            STEPS=steps_of(features), BLOCK=_LIST_BLOCK,
         )  # fmt: skip
 
     @staticmethod

@@ -325,7 +325,7 @@ class DeviceRows:
                 "STATE": layout.state_floats,
                 "S": s,
                 "STEPS": steps_of(features),
-                "BLOCK": max(1, min(32, 4096 // max(d, s))),
+                "BLOCK": max(1, min(128, 4096 // max(d, s))),
             },
             {"num_warps": 4, "enable_fp_fusion": False},
         )  # fmt: skip

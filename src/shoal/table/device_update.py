@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
-from shoal.ops.launch import Launch, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
@@ -23,7 +23,9 @@ from shoal.table.device_rows import TRITON_TYPES, DeviceRows
 _DEALT = 512
 _BY_ITEM = 256
 # Elements that a program of the update has in hand at a time.
-_WALKED = 256
+_IN_HAND = 512
+# Programs of an update: as many as the device runs at a time, each of which goes on with what is left.
+_UPDATERS = 132 * 32
 _REDUCTIONS = {
     _native.Reduce.sum: kernels.SUM.value,
     _native.Reduce.mean: kernels.MEAN_OF.value,
@@ -107,12 +109,12 @@ class Settings:
         self.device.copy_(_send(torch.from_numpy(table), self.device.device), non_blocking=True)
 
 
-def _walkers(dim: int) -> int:
-    """Chunks that a program of the update walks side by side.
+def _pieces_together(dim: int) -> int:
+    """Pieces that a program of the update has in hand at a time.
 
-    Many rows at once hide the latency of memory; few leave registers for wide rows.
+    Many hide the latency of memory; few leave registers for wide rows.
     """
-    return max(1, min(32, _WALKED // power_of_two(dim)))
+    return max(1, min(32, _IN_HAND // power_of_two(dim)))
 
 
 class Updates:
@@ -123,14 +125,14 @@ class Updates:
         self._settings = settings
         self._no_scale = torch.ones(1, dtype=torch.float32, device=rows.device)
         self._no_skip = torch.zeros(1, dtype=torch.int32, device=rows.device)
-        # The tables' steps as an update found them, and by family how many long rows it has.
+        # The tables' steps as an update found them.
         self._steps_now = torch.zeros_like(rows.steps)
-        self._long_counts = torch.zeros(power_of_two(len(rows.storage.families)), dtype=torch.int32, device=rows.device)
         self._keyed = any(config.dtype != "float32" for config in rows.configs)
         families = range(len(rows.storage.families))
         self._v = variables(
             "sorted", "order", "tickets", "item_shares", "values", "grads", "moved", "scores", "inverse_scale", "skip",
-            "dealt", "dealt_shares", "dealt_keys", "sums", "sum_counts", "long_rows",
+            "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots", "piece_tickets",
+            "sums", "sum_counts", "long_rows",
             "total", "n", "deal_blocks", "long_walkers", *(f"update_blocks{family}" for family in families),
         )  # fmt: skip
         self._by_item = variables("slots", "values", "offsets", "steps", "out", "grads", "n", "batch", "blocks")
@@ -153,12 +155,16 @@ class Updates:
         widest = max(power_of_two(family.layout.dim) for family in families)
         space = rows.scratch.take(
             [
+                (torch.int32, 1 + len(families)),
                 (torch.int64, total),
                 (torch.float32, total if shared else 0),
                 (torch.int64, total if self._keyed else 0),
+                (torch.int32, total),
+                (torch.int32, total),
+                (torch.int64, total),
                 (torch.float32, 2 * chunks * widest),
                 (torch.float32, 2 * chunks),
-                (torch.int32, 3 * chunks),
+                (torch.int32, chunks),
             ]
         )
         aligned = plan.aligned and gradients.aligned
@@ -171,8 +177,8 @@ class Updates:
             gradients.base, order if gradients.moved is None else gradients.moved,
             self._steps_now if scores is None else scores,
             self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
-            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
-            *(blocks(chunks, _walkers(family.layout.dim)) for family in families),
+            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS // 4, chunks),
+            *(min(_UPDATERS, blocks(total, _pieces_together(family.layout.dim))) for family in families),
         )  # fmt: skip
 
     def _sorted(self, looked: Looked) -> tuple[Tensor, Tensor]:
@@ -264,26 +270,28 @@ class Updates:
             unused if out is None else out, unused if grads is None else grads, n, looked.batch, blocks(n, _BY_ITEM),
         )  # fmt: skip
 
-    def _launches(self, plan: DevicePlan, aligned: bool, moved: bool, shared: bool, scaled: bool) -> list[Launch]:
+    def _launches(
+        self, plan: DevicePlan, aligned: bool, moved: bool, shared: bool, scaled: bool
+    ) -> list[Launch | Fill]:
         rows, v = self._rows, self._v
         deal = Launch(
             kernels.deal,
             (v.deal_blocks,),
             (
                 v.sorted, v.order, v.tickets, plan.device_parts, v.moved, v.item_shares, v.values, v.dealt,
-                v.dealt_shares, v.dealt_keys, rows.steps, self._steps_now, plan.trained_mask, v.skip,
-                self._long_counts, v.total, v.n, len(rows.configs),
+                v.dealt_shares, v.dealt_keys, rows.steps, self._steps_now, plan.trained_mask, v.skip, v.pieces,
+                v.piece_slots, v.piece_tickets, v.counts, v.total, v.n, len(rows.configs),
             ),
             {
                 "MOVED": moved,
                 "SHARED": shared,
                 "KEYED": self._keyed,
                 "SCALED": scaled,
-                "FAMILIES": len(self._long_counts),
                 "BLOCK": _DEALT,
             },
         )  # fmt: skip
-        launches = [deal]
+        # How many pieces there are, and in each family how many rows of several.
+        launches: list[Launch | Fill] = [Fill(v.counts, 1 + len(rows.storage.families), 0), deal]
         for family in plan.families:
             if family.family in self._settings.kinds:
                 launches += self._family(family.family, aligned, shared, scaled)
@@ -292,8 +300,8 @@ class Updates:
     def _family(self, family: int, aligned: bool, shared: bool, scaled: bool) -> list[Launch]:
         rows, settings, v = self._rows, self._settings, self._v
         layout, storage = rows.storage.families[family].layout, rows.storage
-        d, walkers = power_of_two(layout.dim), _walkers(layout.dim)
-        long_count = self._long_counts[family:]
+        d, together = power_of_two(layout.dim), _pieces_together(layout.dim)
+        long_count = v.counts[1 + family :]
         step = {
             "STEP": settings.kinds[family],
             "PLAIN": settings.plain[family],
@@ -315,12 +323,20 @@ class Updates:
                 (getattr(v, f"update_blocks{family}"),),
                 (
                     rows.anchor, storage.slabs, storage.family_of, settings.device, rows.inits, self._steps_now,
-                    v.scores, rows.update_counts, v.sorted, v.dealt, v.dealt_shares, v.dealt_keys, v.grads, v.sums,
-                    v.sum_counts, v.long_rows, long_count, v.inverse_scale, v.skip, v.total, family,
+                    v.scores, rows.update_counts, v.sorted, v.dealt, v.dealt_shares, v.dealt_keys, v.grads, v.pieces,
+                    v.piece_slots, v.piece_tickets, v.counts, v.sums, v.sum_counts, v.long_rows, long_count,
+                    v.inverse_scale, v.skip, v.total, family,
                     layout.weight_stride, layout.tail_stride,
                 ),
-                {**step, "SHARED": shared, "ALIGNED": aligned, "ALONE": alone, **stored, "WALKERS": walkers},
-                {"num_warps": max(1, min(16, walkers * d // 2048))},
+                {
+                    **step,
+                    "SHARED": shared,
+                    "ALIGNED": aligned,
+                    "ALONE": alone,
+                    **stored,
+                    "PIECES": together,
+                },
+                {"num_warps": max(1, min(16, together * d // 2048))},
             ),
             Launch(
                 kernels.update_long,
@@ -328,7 +344,7 @@ class Updates:
                 (
                     rows.anchor, storage.slabs, settings.device, rows.inits, self._steps_now, v.scores,
                     rows.update_counts, v.sorted, v.dealt, v.dealt_keys, v.sums, v.sum_counts, v.long_rows, long_count,
-                    v.skip, layout.weight_stride, layout.tail_stride,
+                    v.skip, v.total, layout.weight_stride, layout.tail_stride,
                 ),
                 {**step, **stored, "SUMS": max(1, min(64, 8192 // d))},
                 {"num_warps": 8},

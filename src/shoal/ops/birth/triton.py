@@ -127,14 +127,14 @@ def admit(tables, counts, refused, births, table, wants):
         these = rest & (table == one)
         ones = these.to(tl.int32)
         many = tl.sum(ones, axis=0)
-        before = tl.atomic_add(counts + one, many)
+        before = tl.atomic_add(counts + one, many, sem="relaxed")
         most = tl.load(tables + one * COLUMNS + MOST_ROWS)
         inside = these & (before + tl.cumsum(ones, axis=0) <= most)
         lacking = many - tl.sum(inside.to(tl.int32), axis=0)
         if lacking > 0:
-            tl.atomic_add(counts + one, -lacking)
-            tl.atomic_add(refused + one, lacking)
-        tl.atomic_add(births + one, many - lacking)
+            tl.atomic_add(counts + one, -lacking, sem="relaxed")
+            tl.atomic_add(refused + one, lacking, sem="relaxed")
+        tl.atomic_add(births + one, many - lacking, sem="relaxed")
         fits = fits | inside
         rest = rest & (these == 0)
     return fits
@@ -164,11 +164,11 @@ def birth(
         mine = live & (tl.load(tables + table * COLUMNS + FAMILY, mask=live, other=-1) == family)
         fits = admit(tables, counts, refused, births, table, mine)
         ones = fits.to(tl.int32)
-        place = tl.atomic_add(taken, tl.sum(ones, axis=0)) + tl.cumsum(ones, axis=0) - 1
+        place = tl.atomic_add(taken, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
         has = fits & (place < supply)
-        tl.atomic_add(counts + table, -1, mask=fits & (has == 0))
-        tl.atomic_add(births + table, -1, mask=fits & (has == 0))
-        tl.atomic_add(refused + table, 1, mask=fits & (has == 0))
+        tl.atomic_add(counts + table, -1, mask=fits & (has == 0), sem="relaxed")
+        tl.atomic_add(births + table, -1, mask=fits & (has == 0), sem="relaxed")
+        tl.atomic_add(refused + table, 1, mask=fits & (has == 0), sem="relaxed")
         slot = tl.load(free + place, mask=has, other=EMPTY)
 
         at = tl.load(won_at + lane, mask=live, other=0)

@@ -17,7 +17,8 @@ import triton.language as tl
 UNIT = tl.constexpr(32)  # bytes; places are counted in it, which tells the compiler that loads may be wide
 BUCKET_UNITS = tl.constexpr(17)
 ENTRIES = tl.constexpr(31)
-LANES = tl.constexpr(32)  # the entries and the mark
+WORDS = tl.constexpr(8)  # of digests, the mark being the last one's last byte
+NO_ENTRY = tl.constexpr(32)
 # Where the first entry's key and slot are, and how far it is to the next one's, in their own sizes.
 FIRST_KEY = tl.constexpr(4)
 NEXT_KEY = tl.constexpr(2)
@@ -75,37 +76,92 @@ def feature_of(offsets, at, batch, features, STEPS: tl.constexpr):
 
 
 @triton.jit
-def probe(anchor, base, buckets, key, live):
-    """The slot of each live key in the buckets at `base` units from the anchor; NO_SLOT where there is none."""
+def digests_at(anchor, at, asks):
+    """The digests and the mark of the buckets at [g] bytes from the anchor, as [g, WORDS] words."""
+    words = anchor.to(tl.pointer_type(tl.uint32), bitcast=True)
+    return tl.load(words + (at // 4)[:, None] + tl.arange(0, WORDS)[None, :], mask=asks[:, None], other=0)
+
+
+@triton.jit
+def is_marked(seen):
+    """Whether the buckets were full once."""
+    word = tl.arange(0, WORDS)[None, :]
+    return tl.max(tl.where(word == WORDS - 1, (seen >> 24).to(tl.int32), 0), axis=1) > 0
+
+
+@triton.jit
+def entries_with(seen, digest):
+    """Flags of the entries that have a digest, the upper bit of their byte. A few may be wrong, behind a right one."""
+    other = seen ^ (digest.to(tl.uint32) * 0x01010101)[:, None]
+    flags = (other - 0x01010101) & (other ^ 0xFFFFFFFF) & 0x80808080
+    return tl.where(tl.arange(0, WORDS)[None, :] == WORDS - 1, flags & 0x00808080, flags)
+
+
+@triton.jit
+def lowest_entry(flags):
+    """The first flagged entry of each bucket, or NO_ENTRY."""
+    byte = tl.where((flags & 0x80) != 0, 0, tl.where((flags & 0x8000) != 0, 1, tl.where((flags & 0x800000) != 0, 2, 3)))
+    return tl.min(tl.where(flags != 0, 4 * tl.arange(0, WORDS)[None, :] + byte, NO_ENTRY), axis=1)
+
+
+@triton.jit
+def without(flags, entry):
+    """The flags but for those of an entry and the ones before it."""
+    below = tl.minimum(tl.maximum(entry[:, None] + 1 - 4 * tl.arange(0, WORDS)[None, :], 0), 4)
+    shift = (8 * tl.minimum(below, 3)).to(tl.uint32)
+    return tl.where(below >= 4, flags & 0, (flags >> shift) << shift)
+
+
+@triton.jit
+def probe_entries(anchor, base, buckets, key, live):
+    """Where each live key is, in the buckets at `base` units from the anchor: (bytes from the anchor to its bucket, its
+    entry, its slot); entry and slot are NO_ENTRY and NO_SLOT where it is not."""
     hash = mix64(key)
     digest = digest_of(hash)
     bucket = home_of(hash, buckets)
-    entry = tl.arange(0, LANES)
-    digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
     keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    found_at = tl.zeros_like(key)
+    found_entry = tl.full(key.shape, NO_ENTRY, tl.int32)
     found = tl.full(key.shape, NO_SLOT, tl.int32)
     going = live & (buckets > 0)
     passed = 0
     while (tl.max(going.to(tl.int32), axis=0) > 0) & (passed <= REACH):
         at = (base + bucket * BUCKET_UNITS) * UNIT
-        seen = tl.load(digests + at[:, None] + entry[None, :], mask=going[:, None], other=0)
-        alike = (seen == digest[:, None]) & (entry < ENTRIES)[None, :]
-        stored = tl.load(keys + (at // 8 + FIRST_KEY)[:, None] + NEXT_KEY * entry[None, :], mask=alike, other=0)
-        slot = tl.load(anchor + (at // 4 + FIRST_SLOT)[:, None] + NEXT_SLOT * entry[None, :], mask=alike, other=NO_SLOT)
-        here = tl.max(tl.where(alike & (stored == key[:, None]), slot, NO_SLOT), axis=1)
+        seen = digests_at(anchor, at, going)
+        flags = entries_with(seen, digest)
+        entry = lowest_entry(flags)
+        here = tl.full(key.shape, NO_SLOT, tl.int32)
+        asks = going & (entry < NO_ENTRY)
+        while tl.max(asks.to(tl.int32), axis=0) > 0:
+            stored = tl.load(keys + at // 8 + FIRST_KEY + NEXT_KEY * entry, mask=asks, other=0)
+            slot = tl.load(anchor + at // 4 + FIRST_SLOT + NEXT_SLOT * entry, mask=asks, other=NO_SLOT)
+            # An entry whose digest was taken for the key's may be an empty one.
+            hit = asks & (stored == key) & (slot >= 0)
+            here = tl.where(hit, slot, here)
+            found_at = tl.where(hit, at, found_at)
+            found_entry = tl.where(hit, entry, found_entry)
+            asks = asks & (hit == 0)
+            flags = without(flags, entry)
+            entry = tl.where(asks, lowest_entry(flags), entry)
+            asks = asks & (entry < NO_ENTRY)
         found = tl.where(going, here, found)
-        marked = tl.max(tl.where(entry[None, :] == ENTRIES, seen.to(tl.int32), 0), axis=1) > 0
-        going = going & (here < 0) & marked
+        going = going & (here < 0) & is_marked(seen)
         bucket = next_bucket(bucket, buckets)
         passed += 1
-    return found
+    return found_at, found_entry, found
+
+
+@triton.jit
+def probe(anchor, base, buckets, key, live):
+    """The slot of each live key in the buckets at `base` units from the anchor; NO_SLOT where there is none."""
+    return probe_entries(anchor, base, buckets, key, live)[2]
 
 
 @triton.jit
 def append(count, flags):
     """Places at the end of a list for the flagged lanes; its length grows by as many."""
     ones = flags.to(tl.int32)
-    first = tl.atomic_add(count, tl.sum(ones, axis=0))
+    first = tl.atomic_add(count, tl.sum(ones, axis=0), sem="relaxed")
     return first + tl.cumsum(ones, axis=0) - 1
 
 
@@ -120,7 +176,7 @@ def tally(offsets, tables_of, looked, n, batch, features, FEATURES: tl.constexpr
         begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=here, other=0).to(tl.int64)
         end = tl.load(offsets + (feature.to(tl.int64) + 1) * batch, mask=here, other=0).to(tl.int64)
         keys = tl.minimum(tl.maximum(end - begin, 0), n)
-        tl.atomic_add(looked + (coded >> 2), keys, mask=here)
+        tl.atomic_add(looked + (coded >> 2), keys, mask=here, sem="relaxed")
         first += FEATURES
 
 
@@ -154,8 +210,13 @@ def find(
         tl.store(features_of + item, feature, mask=at < n)
     if TALLY:
         absent = live & (slot < 0)
-        if tl.max(absent.to(tl.int32), axis=0) > 0:
-            tl.atomic_add(missed + table, 1, mask=absent)
+        many = tl.sum(absent.to(tl.int32), axis=0)
+        if many > 0:
+            # One by one they would wait for each other, and most often they are of one table.
+            one = tl.min(tl.where(absent, coded >> 2, 0x7FFFFFFF), axis=0)
+            alike = tl.sum((absent & (coded >> 2 == one)).to(tl.int32), axis=0)
+            tl.atomic_add(missed + one, alike.to(tl.int64), sem="relaxed")
+            tl.atomic_add(missed + table, 1, mask=absent & (coded >> 2 != one), sem="relaxed")
         if tl.program_id(0) == 0:
             tally(offsets, tables_of + copy * features, looked, n, batch, features, FEATURES)
     if INSERT:
@@ -185,11 +246,11 @@ def claim(
 ):  # fmt: skip
     """An entry for every missing key, claimed by one of its items: `won` lists them, `won_at` their slot words.
 
+    All try the empty entries of a bucket in the same order, so a key meets its equals before it can claim another.
     `refused` counts, by table, keys that found no entry within reach. `dummy`: a word that is never EMPTY, for lanes
-    that do not try.
+    without a key.
     """
     total = tl.load(lost_count)
-    entry = tl.arange(0, LANES)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
@@ -202,29 +263,36 @@ def claim(
         taken = tl.zeros_like(base)
         wins = position < 0
         going = live & inserts & (buckets > 0)
+        has_bucket = going
         while tl.max(going.to(tl.int32), axis=0) > 0:
             at = (base + bucket * BUCKET_UNITS) * UNIT
-            words = anchor + at // 4 + FIRST_SLOT
-            asks = going[:, None] & (entry < ENTRIES)[None, :]
-            # Not from the first-level cache: others are claiming.
-            word = tl.load(words[:, None] + NEXT_SLOT * entry[None, :], mask=asks, other=0, volatile=True)
-            held = word < EMPTY
-            other = tl.load(values + (EMPTY - 1 - word), mask=held, other=0).to(tl.int64)
-            twin = tl.max((held & (other == key[:, None])).to(tl.int32), axis=1) > 0
-            free = tl.min(tl.where(word == EMPTY, entry[None, :], LANES), axis=1)
-            tries = going & (twin == 0) & (free < LANES)
-            target = tl.where(tries, words + NEXT_SLOT * free, dummy)
-            before = tl.atomic_cas(target, tl.full(position.shape, EMPTY, tl.int32), EMPTY - 1 - position)
-            got = tries & (before == EMPTY)
-            wins = wins | got
-            taken = tl.where(got, at // 4 + FIRST_SLOT + NEXT_SLOT * free, taken)
-            full = going & (twin == 0) & (free == LANES)
+            flags = entries_with(digests_at(anchor, at, going), tl.zeros_like(position))
+            entry = lowest_entry(flags)
+            tries = going & (entry < NO_ENTRY)
+            done = position < 0
+            while tl.max(tries.to(tl.int32), axis=0) > 0:
+                # A lane that does not try asks for the word behind the last slot, which is never EMPTY.
+                word = anchor + at // 4 + FIRST_SLOT + NEXT_SLOT * tl.where(tries, entry, ENTRIES)
+                word = tl.where(has_bucket, word, dummy)
+                before = tl.atomic_cas(
+                    word, tl.full(position.shape, EMPTY, tl.int32), EMPTY - 1 - position, sem="relaxed"
+                )
+                got = tries & (before == EMPTY)
+                held = tries & (before < EMPTY)
+                twin = held & (tl.load(values + (EMPTY - 1 - before), mask=held, other=0).to(tl.int64) == key)
+                wins = wins | got
+                taken = tl.where(got, at // 4 + FIRST_SLOT + NEXT_SLOT * entry, taken)
+                done = done | got | twin
+                flags = without(flags, entry)
+                entry = lowest_entry(flags)
+                tries = tries & (done == 0) & (entry < NO_ENTRY)
+            full = going & (done == 0)
             tl.store(anchor.to(tl.pointer_type(tl.uint8), bitcast=True) + at + ENTRIES, full.to(tl.uint8), mask=full)
             bucket = tl.where(full, next_bucket(bucket, buckets), bucket)
             passed = passed + full.to(tl.int32)
             stuck = full & (passed > REACH)
-            tl.atomic_add(refused + table, 1, mask=stuck)
-            going = going & (twin == 0) & (got == 0) & (stuck == 0)
+            tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
+            going = full & (stuck == 0)
         if tl.sum(wins.to(tl.int32), axis=0) > 0:
             place = append(won_count, wins)
             tl.store(won + place, item, mask=wins)
@@ -272,7 +340,7 @@ def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.
         # A lane that does not try asks for the word behind the last slot, which is never EMPTY.
         words = anchor + to // 4 + FIRST_SLOT
         target = words + NEXT_SLOT * tl.where(going, which, ENTRIES)
-        before = tl.atomic_cas(target, tl.full(entry.shape, EMPTY, tl.int32), slot)
+        before = tl.atomic_cas(target, tl.full(entry.shape, EMPTY, tl.int32), slot, sem="relaxed")
         got = going & (before == EMPTY)
         tl.store(digests + to + which, seen, mask=got)
         tl.store(keys + to // 8 + FIRST_KEY + NEXT_KEY * which, key, mask=got)
@@ -283,7 +351,7 @@ def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.
         which = tl.where(full, 0, which)
         passed = passed + full.to(tl.int32)
         stuck = full & (passed > REACH)
-        tl.atomic_add(refused + tl.zeros_like(entry), 1, mask=stuck)
+        tl.atomic_add(refused + tl.zeros_like(entry), 1, mask=stuck, sem="relaxed")
         going = going & (got == 0) & (stuck == 0)
 
 
@@ -293,32 +361,11 @@ def erase(anchor, at, buckets, keys, slots, n, BLOCK: tl.constexpr):
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = lane < n
     key = tl.load(keys + lane, mask=live, other=0)
-    hash = mix64(key)
-    digest = digest_of(hash)
-    many = tl.zeros_like(key) + buckets
-    bucket = home_of(hash, many)
-    entry = tl.arange(0, LANES)
-    digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
-    stored_keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
-    found = tl.full(key.shape, NO_SLOT, tl.int32)
-    going = live & (many > 0)
-    passed = 0
-    while (tl.max(going.to(tl.int32), axis=0) > 0) & (passed <= REACH):
-        to = (at + bucket * BUCKET_UNITS) * UNIT
-        seen = tl.load(digests + to[:, None] + entry[None, :], mask=going[:, None], other=0)
-        alike = (seen == digest[:, None]) & (entry < ENTRIES)[None, :]
-        stored = tl.load(stored_keys + (to // 8 + FIRST_KEY)[:, None] + NEXT_KEY * entry[None, :], mask=alike, other=0)
-        which = tl.max(tl.where(alike & (stored == key[:, None]), entry[None, :], -1), axis=1)
-        hit = which >= 0
-        word = anchor + to // 4 + FIRST_SLOT + NEXT_SLOT * which
-        found = tl.where(hit, tl.load(word, mask=hit, other=NO_SLOT), found)
-        tl.store(word, EMPTY, mask=hit)
-        tl.store(digests + to + which, 0, mask=hit)
-        marked = tl.max(tl.where(entry[None, :] == ENTRIES, seen.to(tl.int32), 0), axis=1) > 0
-        going = going & (which < 0) & marked
-        bucket = next_bucket(bucket, many)
-        passed += 1
-    tl.store(slots + lane, found, mask=live)
+    bucket_at, entry, slot = probe_entries(anchor, tl.zeros_like(key) + at, tl.zeros_like(key) + buckets, key, live)
+    hit = slot >= 0
+    tl.store(anchor + bucket_at // 4 + FIRST_SLOT + NEXT_SLOT * entry, EMPTY, mask=hit)
+    tl.store(anchor.to(tl.pointer_type(tl.uint8), bitcast=True) + bucket_at + entry, 0, mask=hit)
+    tl.store(slots + lane, slot, mask=live)
 
 
 @triton.jit

@@ -49,7 +49,7 @@ def pool(
     end = tl.load(offsets + bag + 1, mask=inside, other=0).to(tl.int64)
     bad = inside & ((begin < 0) | (end < begin) | (end > n))
     if tl.max(bad.to(tl.int32), axis=0) > 0:
-        tl.atomic_add(bad_bags, tl.sum(bad.to(tl.int32), axis=0))
+        tl.atomic_add(bad_bags, tl.sum(bad.to(tl.int32), axis=0), sem="relaxed")
     end = tl.where(bad, begin, end)
     length = end - begin
     divisor = tl.where(tl.load(part + MEAN) != 0, tl.maximum(length, 1), 1)
@@ -89,7 +89,7 @@ def pool(
     again = inside & (lacks > 0) & (silent == 0) & (tl.load(part + BLANK) == 0)
     if tl.max(again.to(tl.int32), axis=0) > 0:
         ones = again.to(tl.int32)
-        place = tl.atomic_add(lacking_count, tl.sum(ones, axis=0)) + tl.cumsum(ones, axis=0) - 1
+        place = tl.atomic_add(lacking_count, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
         tl.store(lacking + place, number * batch + b, mask=again)
 
 
@@ -189,7 +189,7 @@ def gather(
     lacks = shown & (slot < 0)
     if tl.max(lacks.to(tl.int32), axis=0) > 0:
         ones = lacks.to(tl.int32)
-        place = tl.atomic_add(lacking_count, tl.sum(ones, axis=0)) + tl.cumsum(ones, axis=0) - 1
+        place = tl.atomic_add(lacking_count, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
         tl.store(lacking + place, item, mask=lacks)
 
 

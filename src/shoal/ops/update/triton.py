@@ -1,10 +1,9 @@
 """Output gradients to row gradients, and the optimizers' steps, in device memory.
 
-The items of a batch come sorted by slot. From its first item on, a row is cut into pieces of PIECE items, and the
-sorted items into chunks of the same length; a chunk's walker adds up the pieces that begin in it, item by item. A row
-of one piece is updated at once; the sums of longer ones are kept, and `update_long` adds them up. So a key with a
-hundred thousand items is no more work for anyone than a hundred thousand keys, and a row's sum depends on its own items
-alone: not on slots, on other rows, or on who was first.
+The items of a batch come sorted by slot. `deal` cuts every row, from its first item on, into pieces of PIECE items and
+lists them; `update` adds up the gradients of each piece. A row of one piece is updated at once; the sums of longer ones
+are kept, and `update_long` adds them up. So a key with a hundred thousand items is no more work for anyone than a
+hundred thousand keys, and a row's sum depends on its own items alone: not on slots, on other rows, or on who was first.
 """
 
 import triton
@@ -55,7 +54,7 @@ LAST = tl.constexpr(3)
 COUNT_COLUMNS = tl.constexpr(2)
 DROPPED = tl.constexpr(0)
 OVERFLOWED = tl.constexpr(1)
-# Items of a row that are added up one behind the other.
+# Items of a row that are added up together.
 PIECE = tl.constexpr(32)
 # Where the gradient of an item without one would be.
 NOWHERE = tl.constexpr((1 << 40) - 1)
@@ -139,8 +138,8 @@ def apply_rows(
     fits = squares <= MOST_SQUARES
     overflowed = going & (fits == 0)
     going = going & fits
-    tl.atomic_add(counts + table * COUNT_COLUMNS + DROPPED, 1, mask=erased)
-    tl.atomic_add(counts + table * COUNT_COLUMNS + OVERFLOWED, 1, mask=overflowed)
+    tl.atomic_add(counts + table * COUNT_COLUMNS + DROPPED, 1, mask=erased, sem="relaxed")
+    tl.atomic_add(counts + table * COUNT_COLUMNS + OVERFLOWED, 1, mask=overflowed, sem="relaxed")
     step = tl.load(steps + table, mask=do, other=0)
     if PLAIN == 0:
         w = w * tl.load(settings + SHRINK, mask=do, other=1.0).to(tl.float32)[:, None]
@@ -216,47 +215,13 @@ def advance(steps, steps_now, trained, skip, tables, SCALED: tl.constexpr):
         first += 128
 
 
-@triton.jit(do_not_specialize=["total", "n", "tables"])
-def deal(
-    sorted_slots, order, tickets, parts, moved, item_shares, values, dealt, dealt_shares, dealt_keys,
-    steps, steps_now, trained, skip, long_count, total, n, tables,
-    MOVED: tl.constexpr, SHARED: tl.constexpr, KEYED: tl.constexpr, SCALED: tl.constexpr, FAMILIES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """What the update needs of each item, in sorted order: all at once, as one load waits for another.
-
-    The tickets' parts become tables. Where MOVED, gradients do not lie as the outputs did: `moved[part]` elements away.
-    One program makes ready what the update reads besides: the steps, and the counts of long rows.
-    """
-    if tl.program_id(0) == 0:
-        advance(steps, steps_now, trained, skip, tables, SCALED)
-        tl.store(long_count + tl.arange(0, FAMILIES), tl.zeros((FAMILIES,), tl.int32))
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # Items without a row to update may have no ticket.
-    live = tl.load(sorted_slots + at, mask=at < total, other=-1) >= 0
-    item = tl.load(order + at, mask=live, other=0)
-    ticket = tl.load(tickets + item, mask=live, other=-1)
-    # An item of a bad bag has none: it brings no gradient to its row.
-    given = ticket >= 0
-    part = tl.where(given, ticket >> TICKET_BITS, 0)
-    place = tl.where(given, ticket & TICKET_MASK, NOWHERE)
-    if MOVED:
-        place = place + tl.load(moved + part, mask=given, other=0)
-    table = tl.load(parts + part * PART_COLUMNS + TABLE, mask=live, other=0)
-    tl.store(dealt + at, (table << TICKET_BITS) + place, mask=live)
-    if SHARED:
-        tl.store(dealt_shares + at, tl.load(item_shares + item, mask=live, other=0.0), mask=live)
-    if KEYED:
-        tl.store(dealt_keys + at, tl.load(values + item % n, mask=live, other=0).to(tl.int64), mask=live)
-
-
 @triton.jit
-def items_before(sorted_slots, first, slot, wanted):
-    """How many items of its row lie before each chunk's first one."""
+def items_before(sorted_slots, first, slot):
+    """How many items of its row lie before the item `first`: vectors of one."""
     near = tl.arange(0, PIECE)
     at = first[:, None] - 1 - near[None, :]
-    alike = tl.load(sorted_slots + at, mask=wanted[:, None] & (at >= 0), other=-1) == slot[:, None]
-    before = tl.sum((alike & wanted[:, None]).to(tl.int32), axis=1).to(tl.int64)
+    alike = tl.load(sorted_slots + at, mask=at >= 0, other=-1) == slot[:, None]
+    before = tl.sum(alike.to(tl.int32), axis=1).to(tl.int64)
     # Rows are sorted: where all of them are alike, the row's begin is searched by doubling, then by halving.
     far = before == PIECE
     reach = tl.where(far, before * 2, before)
@@ -275,106 +240,184 @@ def items_before(sorted_slots, first, slot, wanted):
     return before
 
 
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def list_pieces(
+    sorted_slots, slot, dealt, live, first, total, pieces, piece_slots, piece_tickets, piece_count, BLOCK: tl.constexpr
+):
+    """List where pieces begin among the items from `first` on, with their slots and their first tickets.
+
+    For x, lists have -1 - x where a piece goes on a row (`pieces`), and where it has further items (`piece_slots`).
+    """
+    number = tl.arange(0, BLOCK)
+    at = first + number
+    before = tl.load(sorted_slots + at - 1, mask=(at > 0) & live, other=-1)
+    behind = tl.load(sorted_slots + at + 1, mask=at + 1 < total, other=-1)
+    begins = slot != before
+    one = tl.arange(0, 1)
+    opened = tl.load(sorted_slots + first + one)
+    earlier = tl.zeros((1,), tl.int64)
+    if tl.max(tl.where(number == 0, (live & (begins == 0)).to(tl.int32), 0), axis=0) > 0:
+        earlier = items_before(sorted_slots, (first + one).to(tl.int64), opened)
+    begun = tl.associative_scan(tl.where(begins, number, -1), 0, larger)
+    in_row = tl.where(begun >= 0, number - begun, number + tl.max(earlier, axis=0))
+    cut = live & (in_row % PIECE == 0)
+    ones = cut.to(tl.int32)
+    place = tl.atomic_add(piece_count, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
+    tl.store(pieces + place, tl.where(in_row == 0, at, -1 - at), mask=cut)
+    tl.store(piece_slots + place, tl.where(behind == slot, -1 - slot, slot), mask=cut)
+    tl.store(piece_tickets + place, dealt, mask=cut)
+
+
+@triton.jit(do_not_specialize=["total", "n", "tables"])
+def deal(
+    sorted_slots, order, tickets, parts, moved, item_shares, values, dealt, dealt_shares, dealt_keys,
+    steps, steps_now, trained, skip, pieces, piece_slots, piece_tickets, piece_count, total, n, tables,
+    MOVED: tl.constexpr, SHARED: tl.constexpr, KEYED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What the update needs of each item, in sorted order: all at once, as one load waits for another.
+
+    The tickets' parts become tables. Where MOVED, gradients do not lie as the outputs did: `moved[part]` elements away.
+    """
+    first = tl.program_id(0) * BLOCK
+    if first == 0:
+        advance(steps, steps_now, trained, skip, tables, SCALED)
+    at = first + tl.arange(0, BLOCK)
+    # Items without a row to update may have no ticket.
+    slot = tl.load(sorted_slots + at, mask=at < total, other=-1)
+    live = slot >= 0
+    item = tl.load(order + at, mask=live, other=0)
+    ticket = tl.load(tickets + item, mask=live, other=-1)
+    # An item of a bad bag has none: it brings no gradient to its row.
+    given = ticket >= 0
+    part = tl.where(given, ticket >> TICKET_BITS, 0)
+    place = tl.where(given, ticket & TICKET_MASK, NOWHERE)
+    if MOVED:
+        place = place + tl.load(moved + part, mask=given, other=0)
+    table = tl.load(parts + part * PART_COLUMNS + TABLE, mask=live, other=0)
+    place += table << TICKET_BITS
+    tl.store(dealt + at, place, mask=live)
+    if first < total:
+        list_pieces(
+            sorted_slots, slot, place, live, first, total, pieces, piece_slots, piece_tickets, piece_count, BLOCK
+        )
+    if SHARED:
+        tl.store(dealt_shares + at, tl.load(item_shares + item, mask=live, other=0.0), mask=live)
+    if KEYED:
+        tl.store(dealt_keys + at, tl.load(values + item % n, mask=live, other=0).to(tl.int64), mask=live)
+
+
+@triton.jit
+def gradients_of(
+    grads, tickets, dealt_shares, inverse_scale, at, live, element, inside,
+    SHARED: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """The gradients of sorted items: [g] tickets and places, [1, d] elements."""
+    begin = tickets & TICKET_MASK
+    given = live & (begin != NOWHERE)
+    if ALIGNED:
+        begin = begin // 4 * 4
+    rows = tl.load(grads + begin[:, None] + element, mask=given[:, None] & inside, other=0.0).to(tl.float32)
+    if SHARED:
+        rows = rows * tl.load(dealt_shares + at, mask=live, other=0.0)[:, None]
+    if SCALED:
+        rows = rows * tl.load(inverse_scale)
+    return rows
+
+
 @triton.jit(do_not_specialize=["total", "family", "weight_stride", "tail_stride"])
 def update(
     anchor, slabs, families, hyper, inits, steps, scores, counts, sorted_slots, dealt, dealt_shares, dealt_keys,
-    grads, sums, sum_counts, long_rows, long_count, inverse_scale, skip, total, family, weight_stride, tail_stride,
+    grads, pieces, piece_slots, piece_tickets, piece_count, sums, sum_counts, long_rows, long_count, inverse_scale,
+    skip, total, family,
+    weight_stride, tail_stride,
     STEP: tl.constexpr, PLAIN: tl.constexpr, REDUCE: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr,
     ALIGNED: tl.constexpr, ALONE: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
-    SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, WALKERS: tl.constexpr,
+    SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """WALKERS chunks of the sorted items side by side, one item of each at a time.
+    """The listed pieces, PIECES at a time.
 
-    A chunk has at most one piece that goes on a row and one that begins a long row: `sums[2 c]` and `sums[2 c + 1]`.
-    Long rows are listed with their last item, the chunk of their last piece and the number of pieces before it.
+    A piece of a longer row leaves its sum at `sums[2 c]`, c being the number of PIECE items before it, divided by
+    PIECE; the first of the row, which is listed, at `sums[2 c + 1]`: of either kind c has no other.
     SHARED: `dealt_shares` has a factor for every item. ALIGNED: gradients begin at multiples of four elements. ALONE:
     the group has no other family.
     """
     if SCALED:  # noqa: SIM102 (a constant; what is below it is not compiled otherwise)
         if tl.load(skip) != 0:
             return
-    chunk = tl.program_id(0).to(tl.int64) * WALKERS + tl.arange(0, WALKERS)
     element = tl.arange(0, D)
-    inside = (element < DIM)[None, :]
-    first = chunk * PIECE
-    slot = tl.load(sorted_slots + first, mask=first < total, other=-1)
-    before = tl.load(sorted_slots + first - 1, mask=(first > 0) & (first < total), other=-1)
-    in_row = items_before(sorted_slots, first, slot, (slot >= 0) & (slot == before))
-    # The rest of a piece that began before is its chunk's.
-    rest = (PIECE - in_row % PIECE) % PIECE
-    near = tl.arange(0, PIECE)
-    ahead = first[:, None] + near[None, :]
-    alike = tl.load(sorted_slots + ahead, mask=(near[None, :] < rest[:, None]) & (ahead < total), other=-3)
-    skipped = tl.sum((alike == slot[:, None]).to(tl.int32), axis=1)
-    in_row += skipped
-    at = first + skipped
-    # What is skipped may have been the end of the row.
-    row = slot
-    slot = tl.load(sorted_slots + at, mask=at < total, other=-1)
-    in_row = tl.where(slot == row, in_row, 0)
-    ticket = tl.load(dealt + at, mask=slot >= 0, other=0)
-    going = at < tl.minimum(first + PIECE, total)
-    total_rows = tl.zeros((WALKERS, D), tl.float32)
-    items = tl.zeros((WALKERS,), tl.float32)
-    while tl.max(going.to(tl.int32), axis=0) > 0:
-        behind = tl.load(sorted_slots + at + 1, mask=going & (at + 1 < total), other=-1)
-        ticket_behind = tl.load(dealt + at + 1, mask=going & (at + 1 < total), other=0)
-        live = going & (slot >= 0)
+    inside = element < DIM
+    many = tl.load(piece_count)
+    listed = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
+    entry = tl.load(pieces + listed, mask=listed < many, other=0)
+    coded_slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
+    ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
+    while tl.min(listed, axis=0) < many:
+        live = listed < many
+        goes_on = entry < 0
+        begin = tl.where(goes_on, -1 - entry, entry).to(tl.int64)
+        has_more = live & (coded_slot < 0)
+        slot = tl.where(coded_slot < 0, -1 - coded_slot, coded_slot)
+        behind = tl.load(sorted_slots + begin + PIECE, mask=has_more & (begin + PIECE < total), other=-1)
         if ALONE == 0:
             live = live & (tl.load(families + (slot >> SLAB_BITS), mask=live, other=-1) == family)
         table = ticket >> TICKET_BITS
-        begin = ticket & TICKET_MASK
-        given = (live & (begin != NOWHERE))[:, None]
-        if ALIGNED:
-            begin = begin // 4 * 4
-        rows = tl.load(grads + begin[:, None] + element[None, :], mask=given & inside, other=0.0).to(tl.float32)
-        if SHARED:
-            rows = rows * tl.load(dealt_shares + at, mask=live, other=0.0)[:, None]
-        if SCALED:
-            rows = rows * tl.load(inverse_scale)
-        fresh = in_row % PIECE == 0
-        if REDUCE == FIRST:
-            total_rows = tl.where(fresh[:, None], rows, total_rows)
-        elif REDUCE == LAST:
-            total_rows = rows
-        else:
-            total_rows = tl.where(fresh[:, None], rows, total_rows + rows)
-        row_ends = behind != slot
-        whole = live & row_ends & (in_row < PIECE)
-        kept = live & (row_ends | (in_row % PIECE == PIECE - 1)) & (whole == 0)
-        place = 2 * chunk + (in_row < PIECE).to(tl.int64)
-        tl.store(sums + place[:, None] * D + element[None, :], total_rows, mask=kept[:, None])
-        reduced = total_rows
+        reduced = gradients_of(
+            grads, ticket, dealt_shares, inverse_scale, begin, live, element[None, :], inside[None, :],
+            SHARED, SCALED, ALIGNED,
+        )  # fmt: skip
+        listed += tl.num_programs(0) * PIECES
+        entry = tl.load(pieces + listed, mask=listed < many, other=0)
+        coded_slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
+        ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
+        items = tl.where(live, 1, 0)
+        if REDUCE != FIRST:
+            going = live & has_more
+            at = begin + 1
+            item_ticket = tl.load(dealt + at, mask=going, other=0)
+            while tl.max(going.to(tl.int32), axis=0) > 0:
+                after = tl.load(sorted_slots + at + 1, mask=going & (at + 1 < total), other=-1)
+                rows = gradients_of(
+                    grads, item_ticket, dealt_shares, inverse_scale, at, going, element[None, :], inside[None, :],
+                    SHARED, SCALED, ALIGNED,
+                )  # fmt: skip
+                item_ticket = tl.load(dealt + at + 1, mask=going & (after == slot), other=0)
+                if REDUCE == LAST:
+                    reduced = tl.where(going[:, None], rows, reduced)
+                else:
+                    reduced += rows
+                items += going.to(tl.int32)
+                at += 1
+                going = going & (after == slot) & (at < begin + PIECE)
+        longer = live & has_more & (behind == slot)  # sorted: then all between are too
+        whole = live & (goes_on == 0) & (longer == 0)
+        place = 2 * (begin // PIECE) + (goes_on == 0).to(tl.int64)
+        tl.store(sums + place[:, None] * D + element[None, :], reduced, mask=(live & (whole == 0))[:, None])
         if REDUCE == MEAN_OF:
-            items = tl.where(fresh, 1.0, items + 1.0)
-            tl.store(sum_counts + place, items, mask=kept)
-            reduced = total_rows / items[:, None]
-        ended = kept & row_ends
-        if tl.max(ended.to(tl.int32), axis=0) > 0:
-            ones = ended.to(tl.int32)
-            listed = tl.atomic_add(long_count, tl.sum(ones, axis=0)) + tl.cumsum(ones, axis=0) - 1
-            tl.store(long_rows + 3 * listed, at.to(tl.int32), mask=ended)
-            tl.store(long_rows + 3 * listed + 1, chunk.to(tl.int32), mask=ended)
-            tl.store(long_rows + 3 * listed + 2, (in_row // PIECE).to(tl.int32), mask=ended)
-        key = ticket
+            tl.store(sum_counts + place, items.to(tl.float32), mask=live & (whole == 0))
+            reduced = reduced / tl.maximum(items, 1).to(tl.float32)[:, None]
+        begins = longer & (goes_on == 0)
+        if tl.max(begins.to(tl.int32), axis=0) > 0:
+            ones = begins.to(tl.int32)
+            place_in_list = tl.atomic_add(long_count, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
+            tl.store(long_rows + place_in_list, begin.to(tl.int32), mask=begins)
+        key = table
         if WEIGHT_BYTES == 2:
-            key = tl.load(dealt_keys + at, mask=whole, other=0)
+            key = tl.load(dealt_keys + begin, mask=whole, other=0)
         apply_rows(
             anchor, slabs, hyper, inits, steps, scores, counts, slot, table, key, reduced, whole,
             weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
         )  # fmt: skip
-        in_row = tl.where(row_ends, 0, in_row + 1)
-        at += 1
-        slot = behind
-        ticket = ticket_behind
-        # The piece that begins behind the chunk is another's.
-        going = going & (at < total) & ((at < first + PIECE) | (in_row % PIECE != 0))
 
 
-@triton.jit(do_not_specialize=["weight_stride", "tail_stride"])
+@triton.jit(do_not_specialize=["total", "weight_stride", "tail_stride"])
 def update_long(
     anchor, slabs, hyper, inits, steps, scores, counts, sorted_slots, dealt, dealt_keys, sums, sum_counts,
-    long_rows, long_count, skip, weight_stride, tail_stride,
+    long_rows, long_count, skip, total, weight_stride, tail_stride,
     STEP: tl.constexpr, PLAIN: tl.constexpr, REDUCE: tl.constexpr, SCALED: tl.constexpr, WEIGHTS: tl.constexpr,
     WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr,
     SUMS: tl.constexpr,
@@ -388,35 +431,41 @@ def update_long(
     many = tl.load(long_count)
     listed = tl.program_id(0)
     while listed < many:
-        final = tl.load(long_rows + 3 * listed)
-        pieces = tl.load(long_rows + 3 * listed + 2)
-        chunk = (tl.load(long_rows + 3 * listed + 1) - pieces).to(tl.int64)
-        # Piece 0 began the row, in the odd place of its chunk.
+        begin = tl.load(long_rows + listed).to(tl.int64)
+        slot = tl.load(sorted_slots + begin)
         reduced = tl.zeros((1, D), tl.float32)
         items = 0.0
         first = 0
-        while first <= pieces:
+        more = True
+        while more:
             piece = first + tl.arange(0, SUMS)
-            belongs = piece <= pieces
+            at = begin + piece.to(tl.int64) * PIECE
+            belongs = tl.load(sorted_slots + at, mask=at < total, other=-1) == slot
+            found = tl.sum(belongs.to(tl.int32), axis=0)
+            wanted = belongs
             if REDUCE == FIRST:
-                belongs = piece == 0
+                wanted = belongs & (piece == 0)
             if REDUCE == LAST:
-                belongs = piece == pieces
-            place = 2 * (chunk + piece) + (piece == 0).to(tl.int64)
-            share = tl.load(sums + place[:, None] * D + element[None, :], mask=belongs[:, None], other=0.0)
-            reduced += tl.sum(share, axis=0)[None, :]
+                wanted = belongs & (piece == first + found - 1)
+            place = 2 * (at // PIECE) + (piece == 0).to(tl.int64)
+            share = tl.load(sums + place[:, None] * D + element[None, :], mask=wanted[:, None], other=0.0)
+            if REDUCE == LAST:
+                reduced = tl.where(found > 0, tl.sum(share, axis=0)[None, :], reduced)
+            else:
+                reduced += tl.sum(share, axis=0)[None, :]
             if REDUCE == MEAN_OF:
                 items += tl.sum(tl.load(sum_counts + place, mask=belongs, other=0.0), axis=0)
+            more = found == SUMS
             first += SUMS
         if REDUCE == MEAN_OF:
             reduced = reduced / items
-        table = (tl.load(dealt + final) >> TICKET_BITS) + one
+        table = (tl.load(dealt + begin) >> TICKET_BITS) + one
         key = table
         if WEIGHT_BYTES == 2:
-            key = tl.load(dealt_keys + final) + one
+            key = tl.load(dealt_keys + begin) + one
         apply_rows(
-            anchor, slabs, hyper, inits, steps, scores, counts, tl.load(sorted_slots + final) + one, table, key,
-            reduced, one == 0, weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
+            anchor, slabs, hyper, inits, steps, scores, counts, slot + one, table, key, reduced, one == 0,
+            weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
         )  # fmt: skip
         listed += tl.num_programs(0)
 
