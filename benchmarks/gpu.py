@@ -447,5 +447,5 @@ def find_or_insert(bench: Bench) -> Result:
 
     old = torch.randperm(known, device=DEVICE)[: NEW_KEYS // 2]
     find = _finding(rows, insert=True)
-    rows.make_room(np.array([60 * NEW_KEYS // 2]))
+    rows.make_room(rows.births(np.array([60 * NEW_KEYS // 2])))
     return _rate(timed(bench, [Contender(OURS, step)], steps=3), NEW_KEYS, 3.0)

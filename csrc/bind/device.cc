@@ -37,6 +37,15 @@ void bind_device(nb::module_& m) {
           },
           nb::arg("address"), nb::arg("words"), nb::arg("word"))
       .def(
+          "add_copy_to_host",
+          [](Program& program, const Pair& to, const Pair& from, const Pair& bytes) {
+            program.add_copy_to_host(argument_of(to), argument_of(from), argument_of(bytes));
+          },
+          nb::arg("to"), nb::arg("source"), nb::arg("bytes"))
+      .def(
+          "add_record", [](Program& program, const Pair& event) { program.add_record(argument_of(event)); },
+          nb::arg("event"))
+      .def(
           "run",
           [](const Program& program, uint64_t stream, const std::vector<int64_t>& variables) {
             Status status;

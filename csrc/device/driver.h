@@ -12,6 +12,8 @@ struct Driver {
   int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                 unsigned block_z, unsigned shared_bytes, void* stream, void** arguments, void** extra) = nullptr;
   int (*fill_words)(unsigned long long address, unsigned word, size_t words, void* stream) = nullptr;
+  int (*copy_to_host)(void* to, unsigned long long from, size_t bytes, void* stream) = nullptr;
+  int (*record)(void* event, void* stream) = nullptr;
   int (*describe)(int error, const char** text) = nullptr;
 };
 

@@ -27,12 +27,21 @@ class Program {
   // So many words of 32 bits at an address, all the same.
   void add_fill(Argument address, Argument words, uint32_t word);
 
+  // So many bytes to pinned memory of the host.
+  void add_copy_to_host(Argument to, Argument from, Argument bytes);
+
+  // An event that is there once all before it is done.
+  void add_record(Argument event);
+
   // Launches all on a stream, in the order they were added; one without work to do is left out.
   Status run(uint64_t stream, const std::vector<int64_t>& variables) const;
 
  private:
+  enum class Kind { kernel, fill, copy_to_host, record };
+
   struct Launch {
-    void* function = nullptr;  // none: a fill of arguments[1] words at arguments[0]
+    Kind kind;
+    void* function = nullptr;
     uint32_t threads = 0;
     uint32_t shared_bytes = 0;
     uint32_t word = 0;
@@ -40,11 +49,13 @@ class Program {
     std::vector<Argument> arguments;
   };
 
+  void add(Launch launch);
+  int run(const Launch& launch, const int64_t* grid, int64_t* values, void** addresses, void* stream) const;
   Status failed(int error) const;
 
   Driver driver_;
   std::vector<Launch> launches_;
-  size_t most_arguments_ = 2;
+  size_t most_arguments_ = 3;
   int32_t most_variables_ = 0;
 };
 

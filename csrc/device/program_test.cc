@@ -29,24 +29,39 @@ int fill(unsigned long long address, unsigned word, size_t words, void*) {
   return told.answer;
 }
 
+int copy_to_host(void* to, unsigned long long from, size_t bytes, void*) {
+  told.text +=
+      "copy " + std::to_string(bytes) + " from " + std::to_string(from) + " to " + std::to_string(uint64_t(to)) + "\n";
+  return told.answer;
+}
+
+int record(void* event, void* stream) {
+  told.text += "record " + std::to_string(uint64_t(event)) + " on " + std::to_string(uint64_t(stream)) + "\n";
+  return told.answer;
+}
+
 int describe(int, const char** text) {
   *text = "out of sorts";
   return 0;
 }
 
-Program program() { return Program({launch, fill, describe}); }
+Program program() { return Program({launch, fill, copy_to_host, record, describe}); }
 
 void launches_in_order_with_fixed_and_given_numbers() {
   Program it = program();
   it.add_fill({8, 0}, {4, -1}, 7);
   it.add_kernel(11, 64, 96, {{{0, 1}, {2, -1}, {1, -1}}}, {{0, 0}, {-5, -1}, {16, 0}});
   it.add_kernel(12, 32, 0, {{{1, -1}, {1, -1}, {1, -1}}}, {{1, -1}, {0, 1}, {-1, -1}});
+  it.add_copy_to_host({64, -1}, {0, 0}, {24, -1});
+  it.add_record({0, 1});
   told = {};
   CHECK(it.run(99, {int64_t{1} << 40, 3}).ok());
   const std::string wanted =
       "fill 1099511627784 4 x 7\n"
       "kernel 11 [3 2 1] 64 96 on 99: 1099511627776 -5 1099511627792\n"
-      "kernel 12 [1 1 1] 32 0 on 99: 1 3 -1\n";
+      "kernel 12 [1 1 1] 32 0 on 99: 1 3 -1\n"
+      "copy 24 from 1099511627776 to 64\n"
+      "record 3 on 99\n";
   CHECK(told.text == wanted, told.text);
 }
 

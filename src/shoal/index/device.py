@@ -26,12 +26,20 @@ WALKERS = 2112
 # Keys that one program of one warp finds, and items of a list that one takes at a time.
 _FIND_BLOCK = 32
 _LIST_BLOCK = 32
+# The same where whole buckets are read.
+_EVICT_BLOCK = 8
 
 
 # What a batch's finding wants of its caller, as variables of a program. By item: its slot (`slots`), and lists of those
 # that were not found (`lost`), of those that claimed an entry (`won`) and of where (`won_at`). `counts`: how long the
-# first two lists are, then the caller's own; all 0 before. `walkers`: programs that walk the lists.
-FINDING = ("n", "batch", "find_blocks", "walkers", "values", "offsets", "slots", "counts", "lost", "won", "won_at")
+# first two lists are, then the caller's own; all 0 before. `walkers`: programs that walk the lists. `stamp`: what the
+# keys of the batch are stamped with.
+FINDING = (
+    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "won", "won_at",
+)  # fmt: skip
+# And where keys give up their slots to others: by item of `won` the slot and whose it was; keys stamped with
+# `pinned_from` or more keep theirs.
+EVICTING = ("won_slots", "victims", "pinned_from")
 
 
 def finding_grids(n: int, copies: int) -> tuple[int, int]:
@@ -47,7 +55,7 @@ def steps_of(features: int) -> int:
 class DeviceIndex:
     """key -> slot for each of a group's tables. What grows an index stops for the device; a find or claim does not.
 
-    `find`, `claim` and `find_lost` are launches for a caller's program.
+    `find`, `claim`, `evict` and `find_lost` are launches for a caller's program.
     """
 
     def __init__(self, anchor: Tensor, tables: int) -> None:
@@ -128,11 +136,12 @@ class DeviceIndex:
         insert: bool,
         features_of: Variable | None = None,
         tally: Tensor | None = None,
+        stamped: bool = False,
     ) -> Launch:
         """Slots of all items; -1 where there is no row; `v` has the variables of FINDING, `shape` is of `tables_of`.
 
         `features_of` gets the feature of every item; the first two rows of `tally` grow by the keys that each table was
-        asked for and missed.
+        asked for and missed. Where `stamped`, keys that are found are.
         """
         copies, features = shape
         counted = self.tables if tally is None else tally  # any tensor of that type: not touched
@@ -142,10 +151,10 @@ class DeviceIndex:
             (
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots,
                 v.slots if features_of is None else features_of, v.lost, v.counts, counted[0], counted[1:],
-                v.n, v.batch, features,
+                v.n, v.batch, features, v.stamp,
             ),
             INSERT=insert, NAME=features_of is not None, TALLY=tally is not None,
-            FEATURES=min(power_of_two(features), 1024), BLOCK=_FIND_BLOCK, STEPS=steps_of(features),
+            FEATURES=min(power_of_two(features), 1024), BLOCK=_FIND_BLOCK, STEPS=steps_of(features), STAMP=stamped,
         )  # fmt: skip
 
     def claim(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
@@ -158,6 +167,18 @@ class DeviceIndex:
                 v.counts[1:], refused, self._dummy, v.n, v.batch, features,
             ),
             STEPS=steps_of(features), BLOCK=_LIST_BLOCK,
+        )  # fmt: skip
+
+    def evict(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
+        """Entries and slots for the keys that were not found, of those that were not used for longest."""
+        return self._launch(
+            kernels.evict,
+            (v.walkers,),
+            (
+                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won, v.won_at,
+                v.won_slots, v.victims, v.counts[1:], refused, self._dummy, v.n, v.batch, features, v.pinned_from,
+            ),
+            STEPS=steps_of(features), BLOCK=_EVICT_BLOCK,
         )  # fmt: skip
 
     def find_lost(self, v: Any, tables_of: Tensor | Variable, features: int) -> Launch:

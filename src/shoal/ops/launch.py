@@ -71,6 +71,15 @@ class Fill:
     value: int
 
 
+@dataclass(frozen=True)
+class Send:
+    """A tensor's copy to pinned memory of the host, and behind it an event (torch's; its handle once it has one)."""
+
+    to: Variable
+    tensor: Tensor
+    event: Variable
+
+
 class Space:
     """Several tensors in one allocation."""
 
@@ -129,12 +138,12 @@ class Scratch:
 class Program:
     """Launches in order. Each call gives the values of the variables."""
 
-    def __init__(self, launches: Sequence[Launch | Fill]) -> None:
+    def __init__(self, launches: Sequence[Launch | Fill | Send]) -> None:
         self._launches = launches
         self._native: Any = None
 
-    def run(self, *values: Tensor | Space | int) -> None:
-        """Launch all on the current stream. A Space stands for its pieces."""
+    def run(self, *values: Any) -> None:
+        """Launch all on the current stream: tensors, numbers, events. A Space stands for its pieces."""
         if self._native is None:
             self._run_first(values)
             return
@@ -142,14 +151,16 @@ class Program:
         for value in values:
             if isinstance(value, int):
                 flat.append(value)
+            elif isinstance(value, Tensor):
+                flat.append(value.data_ptr())
             elif isinstance(value, Space):
                 flat += value.addresses()
             else:
-                flat.append(value.data_ptr())
+                flat.append(value.cuda_event)
         self._native.run(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), flat)
 
-    def _run_first(self, values: Sequence[Tensor | Space | int]) -> None:
-        flat: list[Tensor | int] = []
+    def _run_first(self, values: Sequence[Any]) -> None:
+        flat: list[Any] = []
         for value in values:
             flat += value.tensors() if isinstance(value, Space) else [value]
 
@@ -165,6 +176,12 @@ class Program:
             if isinstance(launch, Fill):
                 if given(launch.words):
                     given(launch.tensor).view(torch.int32)[: given(launch.words)].fill_(launch.value)
+                compiled.append(None)
+                continue
+            if isinstance(launch, Send):
+                given(launch.to).copy_(launch.tensor, non_blocking=True)
+                if launch.tensor.is_cuda:
+                    given(launch.event).record()
                 compiled.append(None)
                 continue
             grid = tuple(given(extent) for extent in launch.grid)
@@ -192,7 +209,12 @@ def _is_plain(compiled: Any) -> bool:
     )
 
 
-def _add(program: Any, launch: Launch | Fill, compiled: Any) -> None:
+def _add(program: Any, launch: Launch | Fill | Send, compiled: Any) -> None:
+    if isinstance(launch, Send):
+        source = (launch.tensor.data_ptr(), -1)
+        program.add_copy_to_host((0, launch.to.place), source, (launch.tensor.nbytes, -1))
+        program.add_record((0, launch.event.place))
+        return
     if isinstance(launch, Fill):
         words = (0, launch.words.place) if isinstance(launch.words, Variable) else (launch.words, -1)
         program.add_fill((4 * launch.tensor.first, launch.tensor.place), words, launch.value % 2**32)
@@ -225,7 +247,7 @@ class Programs:
     def __init__(self) -> None:
         self._made: dict[Hashable, Program] = {}
 
-    def of(self, kind: Hashable, make: Callable[[], Sequence[Launch | Fill]]) -> Program:
+    def of(self, kind: Hashable, make: Callable[[], Sequence[Launch | Fill | Send]]) -> Program:
         """The program of that kind of call: arguments of other types or alignment are another kind."""
         program = self._made.get(kind)
         if program is None:

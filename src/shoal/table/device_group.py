@@ -52,7 +52,7 @@ class DeviceGroup(Group):
         self._lookups = Lookups(self._rows)
         self._updates = Updates(self._rows, self._settings)
         self._stream: torch.cuda.Stream | None = None
-        self._reported = np.zeros(4 * len(configs) + 1, dtype=np.int64)
+        self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
 
     def _touch(self, batch: Batch) -> None:
         if batch.training and batch.looked.plan.trained:
@@ -82,15 +82,13 @@ class DeviceGroup(Group):
         """Raise the first thing that the device counted and nobody heard of."""
         if counted is None:
             return
-        tables = len(self.tables)
-        bad = counted[-1]  # by table only what is counted up, and nothing that an erase counts down
-        seen = np.concatenate([counted[: 4 * tables], [bad]]).astype(np.int64)
-        seen[:tables] = 0
-        new = seen - self._reported
-        if not new.any():
+        wrong = counted[self._rows.ledger.rooms :]
+        if np.array_equal(wrong, self._reported):
             return
-        self._reported = seen
-        dropped, skipped = new[2 * tables : 4 * tables : 2], new[2 * tables + 1 : 4 * tables : 2]
+        tables = len(self.tables)
+        new = wrong.astype(np.int64) - self._reported
+        self._reported = wrong.copy()
+        refusals, dropped, skipped = new[:tables], new[tables:-1:2], new[tables + 1 : -1 : 2]
         for table, drops, skips in zip(self.tables, dropped.tolist(), skipped.tolist(), strict=True):
             table.counters.add("dropped_gradients", drops)
             table.counters.add("skipped_rows", skips)
@@ -101,7 +99,7 @@ class DeviceGroup(Group):
             )
         refused = [
             f"{count} of {table.config.name!r}"
-            for table, count in zip(self.tables, new[tables : 2 * tables].tolist(), strict=True)
+            for table, count in zip(self.tables, refusals.tolist(), strict=True)
             if count
         ]
         if refused:
@@ -227,7 +225,9 @@ class DeviceGroup(Group):
                 self._raise(self._rows.hear())
             self._follow()
             if training and plan.trained:
-                self._rows.make_room(plan.most_births(counts))
+                if plan.births[0] != counts:
+                    plan.births = counts, self._rows.births(plan.most_births(counts))
+                self._rows.make_room(plan.births[1])
             looked = self._lookups.run(
                 plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out
             )
@@ -283,7 +283,6 @@ class DeviceGroup(Group):
             if other is not batch and not other.applied and other.steps is None:
                 other.steps = self._rows.steps.clone()
         self._updates.run(looked, grads, batch.steps, inverse, skip)
-        self._rows.ledger.send(self._stream)
 
     def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
         plan = batch.looked.plan

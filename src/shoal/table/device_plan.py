@@ -62,6 +62,7 @@ class DevicePlan:
         self.trained_mask = torch.zeros(len(configs), dtype=torch.int64, device=device)
         self.trained_mask[torch.tensor(self.trained, dtype=torch.int64)] = 1
         self._tables = len(configs)
+        self.births: tuple[tuple[int, ...], np.ndarray] = ((-1,), np.zeros(0))  # of the last batch's counts
         self._trained_tables = np.array([part.table for part in parts if part.trains], dtype=np.int64)
         self._trained_sources = np.array([part.source for part in parts if part.trains], dtype=np.int64)
         # The items of a row are reduced in the order of its table's features; most often they lie so.
@@ -79,11 +80,12 @@ class DevicePlan:
             and all(part.feature.mode != "write" for part in parts)
         )
 
-    def most_births(self, given: Sequence[int]) -> np.ndarray:
+    def most_births(self, given: tuple[int, ...]) -> np.ndarray:
         """How many keys can be new in each table, where each feature has so many."""
         counts = np.array(given, dtype=np.int64)
-        born = np.bincount(self._trained_tables, weights=counts[self._trained_sources], minlength=self._tables)
-        return born.astype(np.int64)
+        born = np.zeros(self._tables, dtype=np.int64)
+        np.add.at(born, self._trained_tables, counts[self._trained_sources])
+        return born
 
     def starts(self, offsets: Tensor, batch: int) -> Tensor:
         """Where each part's output begins, without pooling: parts lie behind each other in the order of tables."""

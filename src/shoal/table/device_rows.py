@@ -41,42 +41,57 @@ def signed(word: int) -> int:
 class Ledger:
     """What the kernels count, in one tensor: it comes to the host in one copy.
 
-    By table: keys, keys refused for want of room, gradients dropped and rows skipped; by family: slots taken; bad bags.
+    By table the keys, by family the slots taken; then what went wrong: by table keys refused for want of room,
+    gradients dropped and rows skipped; bad bags.
     """
 
     def __init__(self, tables: int, families: int, device: torch.device) -> None:
-        self.device = torch.zeros(4 * tables + families + 1, dtype=torch.int32, device=device)
+        self.rooms = tables + families
+        self.device = torch.zeros(self.rooms + 3 * tables + 1, dtype=torch.int32, device=device)
         self.keys = self.device[:tables]
-        self.refused = self.device[tables : 2 * tables]
-        self.left_out = self.device[2 * tables : 4 * tables]
-        self.taken = self.device[4 * tables : 4 * tables + families]
-        self.bad_bags = self.device[4 * tables + families :]
-        pinned = device.type == "cuda"
-        self._copies = [torch.zeros(len(self.device), dtype=torch.int32, pin_memory=pinned) for _ in range(8)]
-        self._events: list[Any] = [None] * 8
+        self.taken = self.device[tables : self.rooms]
+        self.refused = self.device[self.rooms : self.rooms + tables]
+        self.left_out = self.device[self.rooms + tables : self.rooms + 3 * tables]
+        self.bad_bags = self.device[self.rooms + 3 * tables :]
+        on_gpu = device.type == "cuda"
+        self._copies = [torch.zeros(len(self.device), dtype=torch.int32, pin_memory=on_gpu) for _ in range(8)]
+        self._read = [copy.numpy() for copy in self._copies]
+        self._events: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(8)]
+        for event in self._events if on_gpu else []:
+            event.record(torch.cuda.current_stream(device))  # it has a handle from then on
         self.sent = 0
         self._heard = 0
 
-    def send(self, stream: "torch.cuda.Stream | None" = None) -> None:
-        """Copy it to the host behind what was launched so far. `stream` is the current one, where that is known."""
+    def next(self) -> tuple[Tensor, Any]:
+        """Where the next copy goes, and the event behind it. The caller sends it."""
         at = self.sent % len(self._copies)
-        self._copies[at].copy_(self.device, non_blocking=True)
-        if self.device.is_cuda:
-            self._events[at] = self._events[at] or torch.cuda.Event()
-            self._events[at].record(stream)
         self.sent += 1
+        return self._copies[at], self._events[at]
+
+    def send(self) -> None:
+        """Copy it to the host behind what was launched so far."""
+        copy, event = self.next()
+        copy.copy_(self.device, non_blocking=True)
+        if event is not None:
+            event.record()
 
     def hear(self, wait: bool = False) -> tuple[int, np.ndarray] | None:
-        """The newest copy that is there and was not heard yet, and its number; with `wait`, at least the oldest."""
-        oldest = max(self._heard, self.sent - len(self._copies)) + 1
-        if wait and oldest <= self.sent and self._events[(oldest - 1) % len(self._copies)] is not None:
-            self._events[(oldest - 1) % len(self._copies)].synchronize()
-        for number in range(self.sent, oldest - 1, -1):
-            at = (number - 1) % len(self._copies)
-            if self._events[at] is None or self._events[at].query():
-                self._heard = number
-                return number, self._copies[at].numpy().copy()
-        return None
+        """The newest copy that is there and was not heard yet, and its number; with `wait`, at least the oldest.
+
+        It is the caller's until others were sent.
+        """
+        found = None
+        number = max(self._heard, self.sent - len(self._copies)) + 1
+        while number <= self.sent:
+            event = self._events[(number - 1) % len(self._copies)]
+            if event is not None and not event.query():
+                if not wait or found is not None:
+                    break
+                event.synchronize()
+            self._heard = number
+            found = number, self._read[(number - 1) % len(self._copies)]
+            number += 1
+        return found
 
     def hear_all(self) -> tuple[int, np.ndarray]:
         """What is counted now: waits for the device."""
@@ -104,8 +119,9 @@ class DeviceRows:
             self.families.append(kinds.index(kind))
         tables = len(configs)
         self.ledger = Ledger(tables, len(layouts), device)
-        # By table: keys looked up and missed, and births.
-        self.tally = torch.zeros(3, tables, dtype=torch.int64, device=device)
+        # By table: keys looked up and missed; and keys that are gone, erased or replaced.
+        self.tally = torch.zeros(2, tables, dtype=torch.int64, device=device)
+        self._gone = [0] * tables
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
         self.index = DeviceIndex(self.anchor, tables)
         self.storage = HbmStorage(self.anchor, layouts, self.ledger.taken, slab_bits)
@@ -114,12 +130,14 @@ class DeviceRows:
         self.normal = _native.normal_table().to(device)
         self.has_normal = any(isinstance(config.init, Normal) for config in configs)
         self._budgets = [None if not config.tiers else config.tiers[0].bytes for config in configs]
-        # Most rows that a table and a family can have had since the host last heard, and how many each step added.
-        self._most_keys = np.zeros(tables, dtype=np.int64)
-        self._most_taken = np.zeros(len(layouts), dtype=np.int64)
-        self._since: list[tuple[int, np.ndarray, np.ndarray]] = []
-        self._capacity = np.zeros(tables, dtype=np.int64)
-        self._supply = np.zeros(len(layouts), dtype=np.int64)
+        # By table and then by family, how many rows there can be at most: `_known`, and all that batches could have
+        # added, of which `_known` leaves out what was counted; and how many fit.
+        rooms = self.ledger.rooms
+        self._known = np.zeros(rooms, dtype=np.int64)
+        self._added = np.zeros(rooms, dtype=np.int64)
+        self._added_by: dict[int, np.ndarray] = {0: self._added}  # number of a copy of the ledger
+        self._fit = np.zeros(rooms, dtype=np.int64)
+        self._most_rows = np.full(rooms, 2**62, dtype=np.int64)
         self._family_of = np.array(self.families)
         self._programs = Programs()
         self.scratch = Scratch(device)  # for what inserts, which has the tables to itself
@@ -159,35 +177,45 @@ class DeviceRows:
                 rows = min(rows, max(budget - self.index.bytes(number), 0) // self.layout(number).row_bytes)
             most.append(rows)
         self.index.describe(self.families, most)
-        self._most_rows = np.array(most, dtype=np.int64)
+        self._most_rows[: len(most)] = most
 
     # ---- room
 
+    def births(self, by_table: np.ndarray) -> np.ndarray:
+        """What `make_room` wants, from the keys of each table that may be new."""
+        by_family = np.zeros(len(self.storage.families), dtype=np.int64)
+        np.add.at(by_family, self._family_of, by_table)
+        return np.concatenate([by_table, by_family])
+
     def make_room(self, more: np.ndarray) -> None:
-        """Room for at most `more[table]` new keys. Waits for the device only where what is known is not enough."""
-        if self._fits(more):
-            self._count(more)
-            return
-        self.hear()
-        # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
-        while not self._fits(more) and self.hear(wait=True) is not None:
-            pass
+        """Room for `more` new keys, by table and family. Waits for the device only where what is known is not enough.
+
+        `more` must not change any more.
+        """
         if not self._fits(more):
-            self.hear_all()
+            self.hear()
+            # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
+            while not self._fits(more) and self.hear(wait=True) is not None:
+                pass
             if not self._fits(more):
-                self._grow(more)
-        self._count(more)
+                self.hear_all()
+                if not self._fits(more):
+                    self._grow(more)
+        self._added = self._added + more
+
+    def next_send(self) -> tuple[Tensor, Any]:
+        """Where the ledger's next copy goes; the caller sends it."""
+        place = self.ledger.next()
+        self._sent()
+        return place
+
+    def _sent(self) -> None:
+        self._added_by[self.ledger.sent] = self._added
 
     def _fits(self, more: np.ndarray) -> bool:
-        keys = np.minimum(self._most_keys + more, self._most_rows)
-        families = np.bincount(self._family_of, weights=more, minlength=len(self._supply))
-        return bool((keys <= self._capacity).all() and (self._most_taken + families <= self._supply).all())
-
-    def _count(self, more: np.ndarray) -> None:
-        self._most_keys += more
-        families = np.bincount(self._family_of, weights=more, minlength=len(self._supply)).astype(np.int64)
-        self._most_taken += families
-        self._since.append((self.ledger.sent, more, families))
+        most = self._known + self._added
+        most += more
+        return bool((np.minimum(most, self._most_rows) <= self._fit).all())
 
     def hear(self, wait: bool = False) -> np.ndarray | None:
         """Read what the device counted, if it is there; with `wait`, the oldest that is on its way at least."""
@@ -196,34 +224,36 @@ class DeviceRows:
 
     def hear_all(self) -> np.ndarray:
         """Read what the device has counted once all is done that was launched."""
+        self._added_by[self.ledger.sent + 1] = self._added
         return self._know(*self.ledger.hear_all())
 
     def _know(self, number: int, counted: np.ndarray) -> np.ndarray:
-        tables = len(self.configs)
-        self._since = [entry for entry in self._since if entry[0] >= number]
-        self._most_keys = counted[:tables].astype(np.int64)
-        self._most_taken = counted[4 * tables : 4 * tables + len(self._supply)].astype(np.int64)
-        for _number, more, families in self._since:
-            self._most_keys = self._most_keys + more
-            self._most_taken = self._most_taken + families
+        self._known = counted[: self.ledger.rooms] - self._added_by[number]
+        self._added_by = {at: added for at, added in self._added_by.items() if at >= number}
         return counted
+
+    def _taken_anew(self, family: int) -> None:
+        """The family's list of free slots is a new one."""
+        at = len(self.configs) + family
+        self._known[at] = -self._added[at]
+        self._fit[at] = self.storage.supply(family)
 
     def _grow(self, more: np.ndarray) -> None:
         # Beyond this batch, room for some like it: so far may the host be ahead of the device without waiting.
-        for number in np.nonzero(more)[0].tolist():
-            wanted = int(self._most_keys[number] + _BATCHES_AHEAD * more[number])
-            wanted = min(wanted, int(self._most_rows[number]))
+        tables = len(self.configs)
+        most = self._known + self._added
+        for number in np.nonzero(more[:tables])[0].tolist():
+            wanted = min(int(most[number] + _BATCHES_AHEAD * more[number]), int(self._most_rows[number]))
             self._require_budget(number)
             self.index.reserve(number, wanted)
-            self._capacity[number] = self.index.capacity(number)
+            self._fit[number] = self.index.capacity(number)
         self._describe()
-        families = np.bincount(self._family_of, weights=more, minlength=len(self._supply)).astype(np.int64)
-        for family in np.nonzero(self._most_taken + families > self._supply)[0].tolist():
-            lacking = int(self._most_taken[family] + _BATCHES_AHEAD * families[family] - self._supply[family])
+        for family in np.nonzero((most + more)[tables:] > self._fit[tables:])[0].tolist():
+            at = tables + family
+            lacking = int(most[at] + _BATCHES_AHEAD * more[at] - self._fit[at])
             held = self.storage.families[family]
             self.storage.grow(family, max(lacking, held.slots // 8))
-            self._most_taken[family] = 0
-            self._supply[family] = self.storage.supply(family)
+            self._taken_anew(family)
 
     def require_room(self, number: int, keys: int) -> None:
         """Raise CapacityError where a table's budget does not hold so many keys."""
@@ -239,7 +269,8 @@ class DeviceRows:
 
     def counted(self, number: int) -> dict[str, int]:
         """What the device counted about a table since it was made."""
-        looked, missed, births = self.tally[:, number].tolist()
+        looked, missed = self.tally[:, number].tolist()
+        births = int(self.ledger.keys[number]) + self._gone[number]
         return {"lookups": looked, "hits": looked - missed, "births": births}
 
     def _require_budget(self, number: int) -> None:
@@ -260,13 +291,13 @@ class DeviceRows:
         return (*(f"free{family}" for family in families), *(f"supply{family}" for family in families), *FINDING)
 
     def values(
-        self, values: Tensor, offsets: Tensor, slots: Tensor, space: Space, batch: int, copies: int
+        self, values: Tensor, offsets: Tensor, slots: Tensor, space: Space, batch: int, copies: int, stamp: int = 0
     ) -> list[Tensor | Space | int]:
         """Their values; `space` begins with `finding_pieces`."""
         n = values.numel()
         free = [family.free for family in self.storage.families]
         supplies = [one.numel() for one in free]
-        return [*free, *supplies, n, batch, *finding_grids(n, copies), values, offsets, slots, space]
+        return [*free, *supplies, n, batch, *finding_grids(n, copies), stamp, values, offsets, slots, space]
 
     def finding_pieces(self, total: int, insert: bool) -> list[tuple[torch.dtype, int]]:
         """Counts and lists for so many items."""
@@ -282,25 +313,28 @@ class DeviceRows:
         insert: bool,
         features_of: Variable | None = None,
         count: bool = False,
+        evict: bool = False,
     ) -> list[Launch | Fill]:
         """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
 
-        Behind the index's own, `counts` has one for each family.
+        Behind the index's own, `counts` has one for each family. Where `evict`, keys are stamped, and those without a
+        row take the slots of others; `v` then has the variables of EVICTING too.
         """
         counted = self.tally if count else None
         launches: list[Launch | Fill] = [
             Fill(v.counts, 2 + len(self.storage.families), 0),
-            self.index.find(v, tables_of, shape, insert, features_of, counted),
+            self.index.find(v, tables_of, shape, insert, features_of, counted, stamped=evict),
         ]
         if insert:
             features = shape[1]
-            launches.append(self.index.claim(v, tables_of, features, self.ledger.refused))
+            take = self.index.evict if evict else self.index.claim
+            launches.append(take(v, tables_of, features, self.ledger.refused))
             for family in range(len(self.storage.families)):
-                launches.append(self._birth(v, tables_of, features, family))
+                launches.append(self._birth(v, tables_of, features, family, evict))
             launches.append(self.index.find_lost(v, tables_of, features))
         return launches
 
-    def _birth(self, v: Any, tables_of: Tensor | Variable, features: int, family: int) -> Launch:
+    def _birth(self, v: Any, tables_of: Tensor | Variable, features: int, family: int, evict: bool) -> Launch:
         held = self.storage.families[family]
         layout = held.layout
         d = power_of_two(layout.dim)
@@ -310,10 +344,11 @@ class DeviceRows:
             (v.walkers,),
             (
                 self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state,
-                self.normal, v.values, v.offsets, tables_of, v.won, v.won_at, v.counts[1:],
+                self.normal, v.values, v.offsets, tables_of, v.slots, v.won, v.won_at,
+                v.won_slots if evict else v.won, v.counts[1:],
                 getattr(v, f"free{family}"), getattr(v, f"supply{family}"), self.ledger.taken[family:],
-                self.ledger.keys, self.ledger.refused, self.tally[2], self.steps,
-                v.n, v.batch, features, family, layout.weight_stride, layout.tail_stride,
+                self.ledger.keys, self.ledger.refused, self.steps,
+                v.n, v.batch, features, family, layout.weight_stride, layout.tail_stride, v.stamp,
             ),
             {
                 "WEIGHTS": TRITON_TYPES[layout.dtype],
@@ -326,6 +361,7 @@ class DeviceRows:
                 "S": s,
                 "STEPS": steps_of(features),
                 "BLOCK": max(1, min(128, 4096 // max(d, s))),
+                "EVICT": evict,
             },
             {"num_warps": 4, "enable_fp_fusion": False},
         )  # fmt: skip
@@ -347,7 +383,7 @@ class DeviceRows:
         """Slots of distinct keys of one table; those without a row are born."""
         more = np.zeros(len(self.configs), dtype=np.int64)
         more[table] = len(keys)
-        self.make_room(more)
+        self.make_room(self.births(more))
         return self.insert(table, keys)
 
     def insert(self, table: int, keys: Tensor) -> Tensor:
@@ -364,11 +400,34 @@ class DeviceRows:
         program.run(*self.values(keys, offsets, slots, space, 1, 1), tables_of)
         return slots
 
+    def insert_evicting(self, table: int, keys: Tensor, stamp: int, pinned_from: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots of a table's keys, which are stamped; those without a row take the slots of keys stamped longest ago.
+
+        Returns also the keys that gave up their slots, and these. A key finds none (-1) where all that are near it are
+        stamped with `pinned_from` or more. Waits for the device.
+        """
+        n = len(keys)
+        offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
+        tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
+        slots = torch.empty(n, dtype=torch.int32, device=self.device)
+        v = variables(*self.variables, "won_slots", "victims", "pinned_from", "tables_of")
+        program = self._programs.of(
+            ("evict", keys.data_ptr() % 16), lambda: self.find(v, v.tables_of, (1, 1), insert=True, evict=True)
+        )
+        pieces = [*self.finding_pieces(n, insert=True), (torch.int32, n), (torch.int64, n)]
+        space = self.scratch.take(pieces)
+        program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), pinned_from, tables_of)
+        counts, *_lists, won_slots, victims = space.tensors()
+        many = int(counts[1])
+        self._gone[table] += many
+        return slots, victims[:many].clone(), won_slots[:many].clone()
+
     def erase(self, table: int, keys: Tensor) -> Tensor:
         """Take distinct keys out; returns the slots that they had. Waits for the device."""
         slots = self.index.erase(table, keys)
         slots = slots[slots >= 0]
         self.ledger.keys[table] -= len(slots)
+        self._gone[table] += len(slots)
         return slots
 
     def give(self, table: int, slots: Tensor) -> None:
@@ -380,15 +439,15 @@ class DeviceRows:
     def _relisted(self, family: int) -> None:
         # What is on its way to the host was counted against the list before.
         self.hear_all()
-        self._supply[family] = self.storage.supply(family)
-        self._most_taken[family] = 0
+        self._taken_anew(family)
 
     def clear(self, table: int) -> None:
         """Forget all rows of a table."""
         _keys, slots = self.index.entries(table)
         self.index.clear(table)
-        self._capacity[table] = 0
+        self._fit[table] = 0
         self.ledger.keys[table] = 0
+        self._gone[table] += len(slots)
         self.give(table, slots)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
-from shoal.ops.launch import Fill, Launch, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Send, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
@@ -134,6 +134,7 @@ class Updates:
             "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots", "piece_tickets",
             "sums", "sum_counts", "long_rows",
             "total", "n", "deal_blocks", "long_walkers", *(f"update_blocks{family}" for family in families),
+            "ledger_copy", "ledger_event",
         )  # fmt: skip
         self._by_item = variables("slots", "values", "offsets", "steps", "out", "grads", "n", "batch", "blocks")
 
@@ -177,8 +178,9 @@ class Updates:
             gradients.base, order if gradients.moved is None else gradients.moved,
             self._steps_now if scores is None else scores,
             self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
-            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS // 4, chunks),
+            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
             *(min(_UPDATERS, blocks(total, _pieces_together(family.layout.dim))) for family in families),
+            *rows.next_send(),
         )  # fmt: skip
 
     def _sorted(self, looked: Looked) -> tuple[Tensor, Tensor]:
@@ -272,7 +274,7 @@ class Updates:
 
     def _launches(
         self, plan: DevicePlan, aligned: bool, moved: bool, shared: bool, scaled: bool
-    ) -> list[Launch | Fill]:
+    ) -> list[Launch | Fill | Send]:
         rows, v = self._rows, self._v
         deal = Launch(
             kernels.deal,
@@ -291,11 +293,11 @@ class Updates:
             },
         )  # fmt: skip
         # How many pieces there are, and in each family how many rows of several.
-        launches: list[Launch | Fill] = [Fill(v.counts, 1 + len(rows.storage.families), 0), deal]
+        launches: list[Launch | Fill | Send] = [Fill(v.counts, 1 + len(rows.storage.families), 0), deal]
         for family in plan.families:
             if family.family in self._settings.kinds:
                 launches += self._family(family.family, aligned, shared, scaled)
-        return launches
+        return [*launches, Send(v.ledger_copy, rows.ledger.device, v.ledger_event)]
 
     def _family(self, family: int, aligned: bool, shared: bool, scaled: bool) -> list[Launch]:
         rows, settings, v = self._rows, self._settings, self._v
@@ -346,7 +348,7 @@ class Updates:
                     rows.update_counts, v.sorted, v.dealt, v.dealt_keys, v.sums, v.sum_counts, v.long_rows, long_count,
                     v.skip, v.total, layout.weight_stride, layout.tail_stride,
                 ),
-                {**step, **stored, "SUMS": max(1, min(64, 8192 // d))},
-                {"num_warps": 8},
+                {**step, **stored, "SUMS": max(1, min(32, 4096 // d))},
+                {"num_warps": 4},
             ),
         ]  # fmt: skip

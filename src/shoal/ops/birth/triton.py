@@ -12,6 +12,7 @@ from shoal.ops.find.triton import (
     MOST_ROWS,
     NEXT_KEY,
     NEXT_SLOT,
+    STAMP_BEHIND_SLOT,
     UNIT,
     digest_of,
     lost_keys,
@@ -118,7 +119,7 @@ def tails_at(slabs, slot, has, stride, SLAB_BITS: tl.constexpr):
 
 
 @triton.jit
-def admit(tables, counts, refused, births, table, wants):
+def admit(tables, counts, refused, table, wants):
     """Which of the lanes have room in their table; its count grows by as many."""
     fits = table < 0
     rest = wants
@@ -134,22 +135,23 @@ def admit(tables, counts, refused, births, table, wants):
         if lacking > 0:
             tl.atomic_add(counts + one, -lacking, sem="relaxed")
             tl.atomic_add(refused + one, lacking, sem="relaxed")
-        tl.atomic_add(births + one, many - lacking, sem="relaxed")
         fits = fits | inside
         rest = rest & (these == 0)
     return fits
 
 
-@triton.jit(do_not_specialize=["supply", "n", "batch", "features", "family", "weight_stride", "tail_stride"])
+@triton.jit(do_not_specialize=["supply", "n", "batch", "features", "family", "weight_stride", "tail_stride", "stamp"])
 def birth(
-    anchor, slabs, tables, inits, scales, first_state, normal, values, offsets, tables_of, won, won_at, won_count,
-    free, supply, taken, counts, refused, births, steps, n, batch, features, family, weight_stride, tail_stride,
+    anchor, slabs, tables, inits, scales, first_state, normal, values, offsets, tables_of, slots, won, won_at,
+    won_slots, won_count, free, supply, taken, counts, refused, steps, n, batch, features, family, weight_stride,
+    tail_stride, stamp,
     WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
     DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    EVICT: tl.constexpr,
 ):  # fmt: skip
     """Slots and first rows for the claimed entries of one family of tables; an entry without room is given up.
 
-    `free[taken:supply]` are the family's free slots.
+    `free[taken:supply]` are the family's free slots. Where EVICT, slots come with the entries: `won_slots`.
     """
     total = tl.load(won_count)
     element = tl.arange(0, D)
@@ -158,18 +160,22 @@ def birth(
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
-        _item, _position, key, table, _inserts, base, _buckets = lost_keys(
+        item, _position, key, table, _inserts, base, _buckets = lost_keys(
             values, offsets, tables, tables_of, won, lane, live, n, batch, features, STEPS
         )
         mine = live & (tl.load(tables + table * COLUMNS + FAMILY, mask=live, other=-1) == family)
-        fits = admit(tables, counts, refused, births, table, mine)
-        ones = fits.to(tl.int32)
-        place = tl.atomic_add(taken, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
-        has = fits & (place < supply)
-        tl.atomic_add(counts + table, -1, mask=fits & (has == 0), sem="relaxed")
-        tl.atomic_add(births + table, -1, mask=fits & (has == 0), sem="relaxed")
-        tl.atomic_add(refused + table, 1, mask=fits & (has == 0), sem="relaxed")
-        slot = tl.load(free + place, mask=has, other=EMPTY)
+        if EVICT:
+            has = mine
+            slot = tl.load(won_slots + lane, mask=has, other=EMPTY)
+        else:
+            fits = admit(tables, counts, refused, table, mine)
+            ones = fits.to(tl.int32)
+            place = tl.atomic_add(taken, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
+            has = fits & (place < supply)
+            tl.atomic_add(counts + table, -1, mask=fits & (has == 0), sem="relaxed")
+            tl.atomic_add(refused + table, 1, mask=fits & (has == 0), sem="relaxed")
+            slot = tl.load(free + place, mask=has, other=EMPTY)
+        tl.store(slots + item, slot, mask=mine)
 
         at = tl.load(won_at + lane, mask=live, other=0)
         inside = at * 4 - base * UNIT
@@ -179,6 +185,7 @@ def birth(
         digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
         keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
         tl.store(anchor + at, slot, mask=mine)
+        tl.store(anchor + at + STAMP_BEHIND_SLOT, tl.zeros_like(slot) + stamp, mask=has)
         tl.store(digests + bucket_at + entry, digest_of(mix64(key)), mask=has)
         tl.store(keys + bucket_at // 8 + FIRST_KEY + NEXT_KEY * entry, key, mask=has)
 

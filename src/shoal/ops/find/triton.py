@@ -1,7 +1,7 @@
 """Keys to slots in device memory.
 
 A table's index is a run of buckets of 544 bytes: 31 digests of one byte and a mark, then 31 entries of 16 bytes, each a
-key, its slot and a spare word, so that a find reads two sectors of memory. An entry is in use where its digest is not
+key, its slot and a stamp, so that a find reads two sectors of memory. An entry is in use where its digest is not
 0, so no key is reserved. A key lives in its home bucket or, where that was full, in one of the next few; the mark says
 that a bucket was full once, and that a find goes on behind it. One launch serves all tables: their buckets are named by
 their distance from one anchor.
@@ -9,6 +9,10 @@ their distance from one anchor.
 Inserts need no locks and no waiting. A key that was not found claims an entry by writing its own position in the batch
 into the entry's slot word; whoever meets a claim reads the claimant's key from the batch. So of equal keys one wins and
 the others see it.
+
+A stamp is the number of the last batch that used a key, where somebody asks for it. It orders keys by last use, and it
+pins: a key whose stamp is not below that of the oldest batch at work is in use. When no slot is free, a missing key
+takes entry and slot of the key in its bucket that was used longest ago.
 """
 
 import triton
@@ -24,7 +28,10 @@ FIRST_KEY = tl.constexpr(4)
 NEXT_KEY = tl.constexpr(2)
 FIRST_SLOT = tl.constexpr(10)
 NEXT_SLOT = tl.constexpr(4)
+STAMP_BEHIND_SLOT = tl.constexpr(1)
 EMPTY = tl.constexpr(-1)
+# The word of a bucket that a lane asks for which must do as the others: the mark in it is 0 or 1, so it is never EMPTY.
+IDLE_WORD = tl.constexpr(7)
 NO_SLOT = tl.constexpr(-1)
 # Behind its home a key goes this far. Only keys that were made to collide need it all: at a load of 0.8 the longest run
 # of full buckets among 8 million was 17, and runs that are two longer are a fifth as many.
@@ -180,15 +187,16 @@ def tally(offsets, tables_of, looked, n, batch, features, FEATURES: tl.constexpr
         first += FEATURES
 
 
-@triton.jit(do_not_specialize=["n", "batch", "features"])
+@triton.jit(do_not_specialize=["n", "batch", "features", "stamp"])
 def find(
     anchor, tables, values, offsets, tables_of, slots, features_of, lost, lost_count, looked, missed,
-    n, batch, features,
+    n, batch, features, stamp,
     INSERT: tl.constexpr, NAME: tl.constexpr, TALLY: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr,
+    STEPS: tl.constexpr, STAMP: tl.constexpr,
 ):  # fmt: skip
     """Slots of a batch, one run of n for each copy. Where INSERT, items that were not found and may be are listed;
-    where NAME, `features_of` gets the feature of each item; where TALLY, tables count keys looked up and missed.
+    where NAME, `features_of` gets the feature of each item; where TALLY, tables count keys looked up and missed; where
+    STAMP, keys that are found are stamped.
 
     `tables_of[copy, feature]`: four times the number of the table, plus 1 where keys are inserted, plus 2 where only
     others insert them, and are to be seen; -1 for none.
@@ -203,7 +211,10 @@ def find(
     base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=live, other=0)
     buckets = tl.load(tables + table * TABLE_COLUMNS + BUCKETS, mask=live, other=0)
     key = tl.load(values + at, mask=live, other=0).to(tl.int64)
-    slot = probe(anchor, base, buckets, key, live)
+    bucket_at, entry, slot = probe_entries(anchor, base, buckets, key, live)
+    if STAMP:
+        stamps = anchor + bucket_at // 4 + FIRST_SLOT + NEXT_SLOT * entry + STAMP_BEHIND_SLOT
+        tl.store(stamps, tl.zeros_like(slot) + stamp, mask=slot >= 0)
     item = copy * n + at
     tl.store(slots + item, slot, mask=at < n)
     if NAME:
@@ -271,8 +282,7 @@ def claim(
             tries = going & (entry < NO_ENTRY)
             done = position < 0
             while tl.max(tries.to(tl.int32), axis=0) > 0:
-                # A lane that does not try asks for the word behind the last slot, which is never EMPTY.
-                word = anchor + at // 4 + FIRST_SLOT + NEXT_SLOT * tl.where(tries, entry, ENTRIES)
+                word = anchor + at // 4 + tl.where(tries, FIRST_SLOT + NEXT_SLOT * entry, IDLE_WORD)
                 word = tl.where(has_bucket, word, dummy)
                 before = tl.atomic_cas(
                     word, tl.full(position.shape, EMPTY, tl.int32), EMPTY - 1 - position, sem="relaxed"
@@ -300,21 +310,90 @@ def claim(
         first += tl.num_programs(0) * BLOCK
 
 
+@triton.jit(do_not_specialize=["n", "batch", "features", "pinned_from"])
+def evict(
+    anchor, tables, values, offsets, tables_of, lost, lost_count, won, won_at, won_slots, victims, won_count, refused,
+    dummy, n, batch, features, pinned_from, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Entry and slot for every missing key: those of the key in its bucket with the lowest stamp, if that is below
+    `pinned_from`; else from the next bucket. `won_slots` lists the slots, `victims` the keys that gave them up.
+
+    All try the victims of a bucket in the same order, so a key meets its equals before it can take a second one.
+    """
+    total = tl.load(lost_count)
+    entry = tl.arange(0, 32)[None, :]
+    keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        live = lane < total
+        item, position, key, table, inserts, base, buckets = lost_keys(
+            values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
+        )
+        bucket = home_of(mix64(key), buckets)
+        passed = tl.zeros_like(position)
+        taken = tl.zeros_like(base)
+        slot = tl.zeros_like(position)
+        victim = tl.zeros_like(key)
+        wins = position < 0
+        going = live & inserts & (buckets > 0)
+        has_bucket = going
+        while tl.max(going.to(tl.int32), axis=0) > 0:
+            at = (base + bucket * BUCKET_UNITS) * UNIT
+            words = (anchor + at // 4 + FIRST_SLOT)[:, None] + NEXT_SLOT * entry
+            asks = going[:, None] & (entry < ENTRIES)
+            # Not from the first-level cache: others are claiming.
+            word = tl.load(words, mask=asks, other=EMPTY, volatile=True)
+            stamp = tl.load(words + STAMP_BEHIND_SLOT, mask=asks, other=0)
+            held = word < EMPTY
+            other = tl.load(values + (EMPTY - 1 - word), mask=held, other=0).to(tl.int64)
+            twin = tl.max((held & (other == key[:, None])).to(tl.int32), axis=1) > 0
+            may_go = (word >= 0) & (stamp < pinned_from)
+            rank = tl.min(tl.where(may_go, (stamp.to(tl.int64) << 5) + entry, 1 << 40), axis=1)
+            tries = going & (twin == 0) & (rank < 1 << 40)
+            which = (rank & 31).to(tl.int32)
+            given = tl.max(tl.where((entry == which[:, None]) & may_go, word, EMPTY), axis=1)
+            target = anchor + at // 4 + tl.where(tries, FIRST_SLOT + NEXT_SLOT * which, IDLE_WORD)
+            target = tl.where(has_bucket, target, dummy)
+            before = tl.atomic_cas(target, tl.where(tries, given, EMPTY), EMPTY - 1 - position, sem="relaxed")
+            got = tries & (before == given)
+            wins = wins | got
+            taken = tl.where(got, at // 4 + FIRST_SLOT + NEXT_SLOT * which, taken)
+            slot = tl.where(got, given, slot)
+            victim = tl.where(got, tl.load(keys + at // 8 + FIRST_KEY + NEXT_KEY * which, mask=got, other=0), victim)
+            full = going & (twin == 0) & (rank >= 1 << 40)
+            tl.store(anchor.to(tl.pointer_type(tl.uint8), bitcast=True) + at + ENTRIES, full.to(tl.uint8), mask=full)
+            bucket = tl.where(full, next_bucket(bucket, buckets), bucket)
+            passed = passed + full.to(tl.int32)
+            stuck = full & (passed > REACH)
+            tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
+            going = going & (twin == 0) & (got == 0) & (stuck == 0)
+        if tl.sum(wins.to(tl.int32), axis=0) > 0:
+            place = append(won_count, wins)
+            tl.store(won + place, item, mask=wins)
+            tl.store(won_at + place, taken, mask=wins)
+            tl.store(won_slots + place, slot, mask=wins)
+            tl.store(victims + place, victim, mask=wins)
+        first += tl.num_programs(0) * BLOCK
+
+
 @triton.jit(do_not_specialize=["n", "batch", "features"])
 def find_lost(
     anchor, tables, values, offsets, tables_of, slots, lost, lost_count, n, batch, features,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Slots of the items that were missing, once their keys have entries."""
+    """Slots of the items that were missing, once their keys have entries: of those whose birth did not tell."""
     total = tl.load(lost_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
-        live = lane < total
-        item, _position, key, _table, _inserts, base, buckets = lost_keys(
-            values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
-        )
-        tl.store(slots + item, probe(anchor, base, buckets, key, live), mask=live)
+        item = tl.load(lost + lane, mask=lane < total, other=0)
+        lacks = (lane < total) & (tl.load(slots + item, mask=lane < total, other=0) < 0)
+        if tl.max(lacks.to(tl.int32), axis=0) > 0:
+            item, _position, key, _table, _inserts, base, buckets = lost_keys(
+                values, offsets, tables, tables_of, lost, lane, lacks, n, batch, features, STEPS
+            )
+            tl.store(slots + item, probe(anchor, base, buckets, key, lacks), mask=lacks)
         first += tl.num_programs(0) * BLOCK
 
 
@@ -330,6 +409,7 @@ def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.
     going = going & (seen != 0)
     key = tl.load(keys + at // 8 + FIRST_KEY + NEXT_KEY * entry, mask=going, other=0)
     slot = tl.load(anchor + at // 4 + FIRST_SLOT + NEXT_SLOT * entry, mask=going, other=0)
+    stamp = tl.load(anchor + at // 4 + FIRST_SLOT + NEXT_SLOT * entry + STAMP_BEHIND_SLOT, mask=going, other=0)
     hash = mix64(key)
     new = tl.zeros_like(key) + new_buckets
     bucket = home_of(hash, new)
@@ -344,6 +424,7 @@ def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.
         got = going & (before == EMPTY)
         tl.store(digests + to + which, seen, mask=got)
         tl.store(keys + to // 8 + FIRST_KEY + NEXT_KEY * which, key, mask=got)
+        tl.store(words + NEXT_SLOT * which + STAMP_BEHIND_SLOT, stamp, mask=got)
         which = which + 1
         full = going & (got == 0) & (which == ENTRIES)
         tl.store(digests + to + ENTRIES, full.to(tl.uint8), mask=full)
