@@ -23,11 +23,10 @@ _GROWTH = 1.5
 _LEAST_BUCKETS = 4
 # Programs of kernels that walk a list whose length only the device knows.
 WALKERS = 2112
-# Keys that one program of one warp finds, and items of a list that one takes at a time.
+# Keys that one program of one warp finds, looks for again, or finds an entry for: few, as all wait for the last.
 _FIND_BLOCK = 32
 _LIST_BLOCK = 32
-# The same where whole buckets are read.
-_EVICT_BLOCK = 8
+_CLAIM_BLOCK = 8
 
 
 # What a batch's finding wants of its caller, as variables of a program. By item: its slot (`slots`), and lists of those
@@ -166,7 +165,7 @@ class DeviceIndex:
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won, v.won_at,
                 v.counts[1:], refused, self._dummy, v.n, v.batch, features,
             ),
-            STEPS=steps_of(features), BLOCK=_LIST_BLOCK,
+            STEPS=steps_of(features), BLOCK=_CLAIM_BLOCK,
         )  # fmt: skip
 
     def evict(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
@@ -178,7 +177,7 @@ class DeviceIndex:
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won, v.won_at,
                 v.won_slots, v.victims, v.counts[1:], refused, self._dummy, v.n, v.batch, features, v.pinned_from,
             ),
-            STEPS=steps_of(features), BLOCK=_EVICT_BLOCK,
+            STEPS=steps_of(features), BLOCK=_CLAIM_BLOCK,
         )  # fmt: skip
 
     def find_lost(self, v: Any, tables_of: Tensor | Variable, features: int) -> Launch:

@@ -314,11 +314,13 @@ class DeviceRows:
         features_of: Variable | None = None,
         count: bool = False,
         evict: bool = False,
+        rows: bool = True,
     ) -> list[Launch | Fill]:
         """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
 
         Behind the index's own, `counts` has one for each family. Where `evict`, keys are stamped, and those without a
-        row take the slots of others; `v` then has the variables of EVICTING too.
+        row take the slots of others; `v` then has the variables of EVICTING too. Where not `rows`, slots are given out,
+        and their rows are left as they are.
         """
         counted = self.tally if count else None
         launches: list[Launch | Fill] = [
@@ -330,11 +332,13 @@ class DeviceRows:
             take = self.index.evict if evict else self.index.claim
             launches.append(take(v, tables_of, features, self.ledger.refused))
             for family in range(len(self.storage.families)):
-                launches.append(self._birth(v, tables_of, features, family, evict))
+                launches.append(self._birth(v, tables_of, features, family, evict, rows))
             launches.append(self.index.find_lost(v, tables_of, features))
         return launches
 
-    def _birth(self, v: Any, tables_of: Tensor | Variable, features: int, family: int, evict: bool) -> Launch:
+    def _birth(
+        self, v: Any, tables_of: Tensor | Variable, features: int, family: int, evict: bool, rows: bool
+    ) -> Launch:
         held = self.storage.families[family]
         layout = held.layout
         d = power_of_two(layout.dim)
@@ -362,6 +366,7 @@ class DeviceRows:
                 "STEPS": steps_of(features),
                 "BLOCK": max(1, min(128, 4096 // max(d, s))),
                 "EVICT": evict,
+                "ROWS": rows,
             },
             {"num_warps": 4, "enable_fp_fusion": False},
         )  # fmt: skip

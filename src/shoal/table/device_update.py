@@ -24,6 +24,7 @@ _DEALT = 512
 _BY_ITEM = 256
 # Elements that a program of the update has in hand at a time.
 _IN_HAND = 512
+_ITEMS = 2
 # Programs of an update: as many as the device runs at a time, each of which goes on with what is left.
 _UPDATERS = 132 * 32
 _REDUCTIONS = {
@@ -337,6 +338,7 @@ class Updates:
                     "ALONE": alone,
                     **stored,
                     "PIECES": together,
+                    "ITEMS": _ITEMS,
                 },
                 {"num_warps": max(1, min(16, together * d // 2048))},
             ),

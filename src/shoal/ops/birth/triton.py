@@ -147,11 +147,12 @@ def birth(
     tail_stride, stamp,
     WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
     DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
-    EVICT: tl.constexpr,
+    EVICT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Slots and first rows for the claimed entries of one family of tables; an entry without room is given up.
 
-    `free[taken:supply]` are the family's free slots. Where EVICT, slots come with the entries: `won_slots`.
+    `free[taken:supply]` are the family's free slots. Where EVICT, slots come with the entries: `won_slots`. Where not
+    ROWS, others write the rows.
     """
     total = tl.load(won_count)
     element = tl.arange(0, D)
@@ -189,24 +190,25 @@ def birth(
         tl.store(digests + bucket_at + entry, digest_of(mix64(key)), mask=has)
         tl.store(keys + bucket_at // 8 + FIRST_KEY + NEXT_KEY * entry, key, mask=has)
 
-        kind = tl.load(inits + table * INIT_COLUMNS, mask=has, other=0)
-        stream = tl.load(inits + table * INIT_COLUMNS + 1, mask=has, other=0).to(tl.uint64)
-        wanted = has[:, None] & (element < DIM)[None, :]
-        row = first_row(kind, stream, scales, table, key, element, wanted, normal, HAS_NORMAL)
-        weights = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True)
-        row_at = weights_at(slabs, slot, has, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
-        tl.store(weights + row_at[:, None] + element[None, :], nearest(row, WEIGHTS), mask=wanted)
+        if ROWS:
+            kind = tl.load(inits + table * INIT_COLUMNS, mask=has, other=0)
+            stream = tl.load(inits + table * INIT_COLUMNS + 1, mask=has, other=0).to(tl.uint64)
+            wanted = has[:, None] & (element < DIM)[None, :]
+            row = first_row(kind, stream, scales, table, key, element, wanted, normal, HAS_NORMAL)
+            weights = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True)
+            row_at = weights_at(slabs, slot, has, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
+            tl.store(weights + row_at[:, None] + element[None, :], nearest(row, WEIGHTS), mask=wanted)
 
-        tail_at = tails_at(slabs, slot, has, tail_stride, SLAB_BITS)
-        floats = anchor.to(tl.pointer_type(tl.float32), bitcast=True)
-        scores = anchor.to(tl.pointer_type(tl.float64), bitcast=True)
-        step = tl.load(steps + table, mask=has, other=0).to(tl.float64)
-        tl.store(scores + tail_at * 2 + score_at(STATE) // 2, step, mask=has)
-        tl.store(anchor + tail_at * 4 + score_at(STATE) + 2, CHANGED_AND_DIRTY, mask=has)
-        begins = tl.load(first_state + word, mask=word < STATE, other=0.0)
-        tl.store(
-            floats + (tail_at * 4)[:, None] + word[None, :],
-            tl.broadcast_to(begins[None, :], (BLOCK, S)),
-            mask=has[:, None] & (word < STATE)[None, :],
-        )
+            tail_at = tails_at(slabs, slot, has, tail_stride, SLAB_BITS)
+            floats = anchor.to(tl.pointer_type(tl.float32), bitcast=True)
+            scores = anchor.to(tl.pointer_type(tl.float64), bitcast=True)
+            step = tl.load(steps + table, mask=has, other=0).to(tl.float64)
+            tl.store(scores + tail_at * 2 + score_at(STATE) // 2, step, mask=has)
+            tl.store(anchor + tail_at * 4 + score_at(STATE) + 2, CHANGED_AND_DIRTY, mask=has)
+            begins = tl.load(first_state + word, mask=word < STATE, other=0.0)
+            tl.store(
+                floats + (tail_at * 4)[:, None] + word[None, :],
+                tl.broadcast_to(begins[None, :], (BLOCK, S)),
+                mask=has[:, None] & (word < STATE)[None, :],
+            )
         first += tl.num_programs(0) * BLOCK

@@ -338,8 +338,9 @@ def update(
     STEP: tl.constexpr, PLAIN: tl.constexpr, REDUCE: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr,
     ALIGNED: tl.constexpr, ALONE: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
     SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, PIECES: tl.constexpr,
+    ITEMS: tl.constexpr,
 ):  # fmt: skip
-    """The listed pieces, PIECES at a time.
+    """The listed pieces, PIECES at a time; of their items behind the first, ITEMS are on their way at a time.
 
     A piece of a longer row leaves its sum at `sums[2 c]`, c being the number of PIECE items before it, divided by
     PIECE; the first of the row, which is listed, at `sums[2 c + 1]`: of either kind c has no other.
@@ -378,21 +379,23 @@ def update(
         if REDUCE != FIRST:
             going = live & has_more
             at = begin + 1
-            item_ticket = tl.load(dealt + at, mask=going, other=0)
             while tl.max(going.to(tl.int32), axis=0) > 0:
-                after = tl.load(sorted_slots + at + 1, mask=going & (at + 1 < total), other=-1)
-                rows = gradients_of(
-                    grads, item_ticket, dealt_shares, inverse_scale, at, going, element[None, :], inside[None, :],
-                    SHARED, SCALED, ALIGNED,
-                )  # fmt: skip
-                item_ticket = tl.load(dealt + at + 1, mask=going & (after == slot), other=0)
-                if REDUCE == LAST:
-                    reduced = tl.where(going[:, None], rows, reduced)
-                else:
-                    reduced += rows
-                items += going.to(tl.int32)
-                at += 1
-                going = going & (after == slot) & (at < begin + PIECE)
+                for i in tl.static_range(ITEMS):
+                    inside_piece = going & (at + i < tl.minimum(begin + PIECE, total))
+                    alike = inside_piece & (tl.load(sorted_slots + at + i, mask=inside_piece, other=-1) == slot)
+                    item_ticket = tl.load(dealt + at + i, mask=alike, other=0)
+                    rows = gradients_of(
+                        grads, item_ticket, dealt_shares, inverse_scale, at + i, alike, element[None, :],
+                        inside[None, :], SHARED, SCALED, ALIGNED,
+                    )  # fmt: skip
+                    if REDUCE == LAST:
+                        reduced = tl.where(alike[:, None], rows, reduced)
+                    else:
+                        reduced += rows
+                    items += alike.to(tl.int32)
+                    if i == ITEMS - 1:
+                        going = alike
+                at += ITEMS
         longer = live & has_more & (behind == slot)  # sorted: then all between are too
         whole = live & (goes_on == 0) & (longer == 0)
         place = 2 * (begin // PIECE) + (goes_on == 0).to(tl.int64)
