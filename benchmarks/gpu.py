@@ -4,18 +4,19 @@ Work A is NVIDIA's public benchmark of dynamicemb: sequences, power law, all key
 hashes int64 keys; FBGEMM indexes an array.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import shoal
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
+from shoal.index.device import EVICTING
 from shoal.modules.lookup import Lookup, PooledLookup
 from shoal.ops.launch import Program, Scratch, variables
 from shoal.table import ops
@@ -26,6 +27,7 @@ DEVICE = torch.device("cuda")
 TABLES = 10
 A_ROWS, A_KEYS, A_DIM = 1_677_721, 104_857, 128
 B_ROWS, B_BATCH, B_BAG = 4_000_000, 8192, 20
+WARMING = 5
 BATCHES = 4
 ALPHA = 1.05
 
@@ -62,7 +64,7 @@ def timed(bench: Bench, contenders: Sequence[Contender], steps: int = 20) -> Res
 
     for one in contenders:
         bench.say(f"warming {one.name}")
-        turn(one, 5)
+        turn(one, WARMING)
     for number in range(bench.effort.rounds):
         shift = number % len(contenders)
         for one in [*contenders[shift:], *contenders[:shift]]:
@@ -378,34 +380,59 @@ def b_eval(bench: Bench, dim: int, draw: str) -> Result:
     return evaluate(bench, *_b(bench, dim), pooled_batches(draw, dim))
 
 
+HOT = 100_000
+
+
+@registry.case(
+    "B train rowwise_adagrad, dim 64, one key {times} times",
+    compares="a training step in which a table's first keys are one to one of uniform keys",
+    limits={"uniform": Limit(1.2)},
+    stage="B 64",
+    times=(HOT,),
+)
+def b_hot(bench: Bench, times: int) -> Result:
+    ours, _peer = _b(bench, 64)
+    batches = pooled_batches("uniform", 64)
+    hot = []
+    for batch in batches:
+        values = batch.values.clone()
+        values[:times] = 7
+        hot.append(replace(batch, values=values))
+    return timed(bench, [contender(OURS, ours.step, hot), contender("uniform", ours.step, batches)])
+
+
 # -- The index --------------------------------------------------------------------------------------------------------
 
-SLOTS, FOUND_KEYS, NEW_KEYS = 64_000_000, 1_600_000, 1_000_000
+SLOTS, FULL, FOUND_KEYS, NEW_KEYS = 64_000_000, 0.8, 1_600_000, 1_000_000
 
 
 def _one_table(keys: int) -> DeviceRows:
-    """An index over rows of one float."""
+    """An index of SLOTS entries over rows of one float, with so many keys in it."""
     rows = DeviceRows([shoal.Table("t", 1, optimizer=shoal.SGD())], 0, DEVICE)
-    rows.index.reserve(0, keys)
+    rows.index.reserve(0, int(SLOTS * FULL))
+    rows.storage.grow(0, int(SLOTS * FULL))
     for some in torch.arange(keys, device=DEVICE).split(1 << 22):
-        rows.upsert(0, some)
+        rows.insert(0, some)
     return rows
 
 
-def _finding(rows: DeviceRows, insert: bool) -> Callable[[Tensor], None]:
-    """A call of the index alone, for keys of the only table."""
-    v = variables(*rows.variables)
+def _finding(rows: DeviceRows, insert: bool, evict: bool = False) -> Callable[[Tensor], None]:
+    """A call of the index alone, for keys of the only table: no row is written."""
+    v = variables(*rows.variables, *(EVICTING if evict else ()))
     tables_of = torch.tensor([[1]], dtype=torch.int32, device=DEVICE)
-    program = Program(rows.find(v, tables_of, (1, 1), insert))
+    program = Program(rows.find(v, tables_of, (1, 1), insert, evict=evict, rows=False))
     scratch = Scratch(torch.device(DEVICE))
     offsets: dict[int, Tensor] = {}
+    stamps = itertools.count(1)
 
     def find(keys: Tensor) -> None:
-        n = len(keys)
+        n, stamp = len(keys), next(stamps)
         if n not in offsets:
             offsets[n] = torch.tensor([0, n], device=DEVICE)
         slots = torch.empty(n, dtype=torch.int32, device=DEVICE)
-        program.run(*rows.values(keys, offsets[n], slots, scratch.take(rows.finding_pieces(n, insert)), 1, 1))
+        won = [(torch.int32, n), (torch.int64, n)] if evict else []
+        space = scratch.take([*rows.finding_pieces(n, insert), *won])
+        program.run(*rows.values(keys, offsets[n], slots, space, 1, 1, stamp), *([stamp] if evict else []))
 
     return find
 
@@ -422,30 +449,43 @@ def _rate(result: Result, keys: int, least: float) -> Result:
     stage="index",
 )
 def find_alone(bench: Bench) -> Result:
-    rows = bench.keep("index", lambda: _one_table(int(SLOTS * 0.8)))
-    batches = [uniform(FOUND_KEYS, int(SLOTS * 0.8)) for _ in range(BATCHES)]
+    rows = bench.keep("index", lambda: _one_table(int(SLOTS * FULL)))
+    batches = [uniform(FOUND_KEYS, int(SLOTS * FULL)) for _ in range(BATCHES)]
     find = _finding(rows, insert=False)
     found = timed(bench, [Contender(OURS, lambda n: find(batches[n % BATCHES]))], steps=50)
     return _rate(found, FOUND_KEYS, 12.0)
 
 
+def _inserting(bench: Bench, find: Callable[[Tensor], None], batches: Iterator[Tensor], least: float) -> Result:
+    """Batches that were not seen before, made ahead."""
+    steps = 3
+    made = list(itertools.islice(batches, WARMING + steps * bench.effort.rounds))
+    result = timed(bench, [Contender(OURS, lambda number: find(made[number]))], steps=steps)
+    return _rate(result, NEW_KEYS, least)
+
+
 @registry.case(
     "find or insert, half of 1M keys new",
-    compares="keys a second, with births of rows of one float",
+    compares="keys a second, the index alone, at a load of 0.6 and more",
+    limits={"least": Limit(1.0)},
+    stage="half an index",
+)
+def find_or_insert(bench: Bench) -> Result:
+    known, half = int(SLOTS * 0.6), NEW_KEYS // 2
+    rows = bench.keep("half an index", lambda: _one_table(known))
+    old = torch.randperm(known, device=DEVICE)[:half]
+    batches = (torch.cat([torch.arange(half, device=DEVICE) + known + n * half, old]) for n in itertools.count())
+    return _inserting(bench, _finding(rows, insert=True), batches, 3.0)
+
+
+@registry.case(
+    "insert with every row in use, 1M keys",
+    compares="keys a second, the index alone: each takes the slot of the one in its bucket not used for longest",
     limits={"least": Limit(1.0)},
     stage="index",
 )
-def find_or_insert(bench: Bench) -> Result:
-    rows = bench.keep("index", lambda: _one_table(int(SLOTS * 0.8)))
-    known = int(SLOTS * 0.8)
-    fresh = iter(range(10_000))
-
-    def step(_number: int) -> None:
-        first = known + next(fresh) * NEW_KEYS // 2
-        new = torch.arange(first, first + NEW_KEYS // 2, device=DEVICE)
-        find(torch.cat([new, old]))
-
-    old = torch.randperm(known, device=DEVICE)[: NEW_KEYS // 2]
-    find = _finding(rows, insert=True)
-    rows.make_room(rows.births(np.array([60 * NEW_KEYS // 2])))
-    return _rate(timed(bench, [Contender(OURS, step)], steps=3), NEW_KEYS, 3.0)
+def insert_evicting(bench: Bench) -> Result:
+    known = int(SLOTS * FULL)
+    rows = bench.keep("index", lambda: _one_table(known))
+    batches = (torch.arange(NEW_KEYS, device=DEVICE) + known + n * NEW_KEYS for n in itertools.count())
+    return _inserting(bench, _finding(rows, insert=True, evict=True), batches, 1.5)

@@ -245,6 +245,23 @@ def test_equal_runs_give_equal_bits():
     assert_alike(one, _on_cpu(other), exact=True)
 
 
+@pytest.mark.parametrize("optimizer", [shoal.Adam(lr=0.1), shoal.SGD(lr=0.1)])
+def test_what_a_row_learns_does_not_depend_on_where_it_lies(optimizer):
+    def made():
+        return on_device(Table("a", 6, optimizer=optimizer), Table("b", 9, optimizer=optimizer))
+
+    def batch(step):  # rows of one item, of some, and of several pieces
+        repeated = {"a": [[5] * 40 + [6] * 3, [7, 5, 8, -1] * 9 + [5] * 60], "b": [[1, 2] * 20, [3 + step]]}
+        return kjt(repeated)
+
+    one, other = made(), made()
+    train(one, kjt({"a": [[8, 3, 7, 6, -1, 5]], "b": [[2, 4, 1, 3]]}), 0)
+    other.load_state_dict(one.state_dict())  # other slots
+    for step in range(2):
+        assert torch.equal(train(one, batch(step), step), train(other, batch(step), step))
+    assert_alike(one, _on_cpu(other), exact=True)
+
+
 class _on_cpu:
     """A module whose state dict is read on the host."""
 

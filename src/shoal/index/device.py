@@ -14,6 +14,7 @@ from shoal.ops.launch import Launch, Variable, blocks, power_of_two
 _UNIT: int = kernels.UNIT.value
 BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
 ENTRIES: int = kernels.ENTRIES.value
+NOT_WON: int = kernels.NOT_WON.value
 _WORDS = BUCKET_BYTES // 4
 _SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + kernels.NEXT_SLOT.value * ENTRIES, 4)
 _KEYS = slice(kernels.FIRST_KEY.value, kernels.FIRST_KEY.value + kernels.NEXT_KEY.value * ENTRIES, 2)
@@ -23,21 +24,20 @@ _GROWTH = 1.5
 _LEAST_BUCKETS = 4
 # Programs of kernels that walk a list whose length only the device knows.
 WALKERS = 2112
-# Keys that one program of one warp finds, looks for again, or finds an entry for: few, as all wait for the last.
+# Keys that a program of one warp finds, or takes from the list at a time; few where it reads whole buckets.
 _FIND_BLOCK = 32
 _LIST_BLOCK = 32
-_CLAIM_BLOCK = 8
+_EVICT_BLOCK = 8
 
 
-# What a batch's finding wants of its caller, as variables of a program. By item: its slot (`slots`), and lists of those
-# that were not found (`lost`), of those that claimed an entry (`won`) and of where (`won_at`). `counts`: how long the
-# first two lists are, then the caller's own; all 0 before. `walkers`: programs that walk the lists. `stamp`: what the
-# keys of the batch are stamped with.
+# What a batch's finding wants of its caller, as variables of a program: by item its slot (`slots`); a list of those
+# that were not found (`lost`), and beside it where each claimed an entry (`won_at`). `counts`: how long the list is,
+# then the caller's own; all 0 before. `walkers`: programs that walk the list. `stamp`: what the keys are stamped with.
 FINDING = (
-    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "won", "won_at",
+    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "won_at",
 )  # fmt: skip
-# And where keys give up their slots to others: by item of `won` the slot and whose it was; keys stamped with
-# `pinned_from` or more keep theirs.
+# And where keys give up their slots to others: beside the list, the slot that was won and whose it was; keys stamped
+# with `pinned_from` or more keep theirs.
 EVICTING = ("won_slots", "victims", "pinned_from")
 
 
@@ -162,10 +162,10 @@ class DeviceIndex:
             kernels.claim,
             (v.walkers,),
             (
-                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won, v.won_at,
-                v.counts[1:], refused, self._dummy, v.n, v.batch, features,
+                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won_at, refused,
+                self._dummy, v.n, v.batch, features,
             ),
-            STEPS=steps_of(features), BLOCK=_CLAIM_BLOCK,
+            STEPS=steps_of(features), BLOCK=_LIST_BLOCK,
         )  # fmt: skip
 
     def evict(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
@@ -174,10 +174,10 @@ class DeviceIndex:
             kernels.evict,
             (v.walkers,),
             (
-                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won, v.won_at,
-                v.won_slots, v.victims, v.counts[1:], refused, self._dummy, v.n, v.batch, features, v.pinned_from,
+                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won_at, v.won_slots,
+                v.victims, refused, self._dummy, v.n, v.batch, features, v.pinned_from,
             ),
-            STEPS=steps_of(features), BLOCK=_CLAIM_BLOCK,
+            STEPS=steps_of(features), BLOCK=_EVICT_BLOCK,
         )  # fmt: skip
 
     def find_lost(self, v: Any, tables_of: Tensor | Variable, features: int) -> Launch:

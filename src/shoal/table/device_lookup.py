@@ -126,7 +126,7 @@ class Lookups:
     def _pool(self, plan: DevicePlan, family: FamilyParts, keep: bool, weighted: bool, shared: bool) -> list[Launch]:
         v, rows = self._v, self._rows
         layout = rows.storage.families[family.family].layout
-        stored, count = self._stored(family.family), v.counts[2 + family.family :]
+        stored, count = self._stored(family.family), v.counts[1 + family.family :]
         d = stored["D"]
         bags, ids = _bags_together(layout.dim), 8 if d < 128 else 4
         modes = {"WEIGHTED": weighted, "SHARED": shared, "KEEP": keep}
@@ -157,7 +157,7 @@ class Lookups:
     def _gather(self, plan: DevicePlan, family: FamilyParts, keep: bool) -> list[Launch]:
         v, rows = self._v, self._rows
         layout = rows.storage.families[family.family].layout
-        stored, count = self._stored(family.family), v.counts[2 + family.family :]
+        stored, count = self._stored(family.family), v.counts[1 + family.family :]
         features, order = len(plan.names), {"IN_ORDER": plan.in_order}
         return [
             Launch(

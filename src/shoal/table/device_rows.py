@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError
-from shoal.index.device import BUCKET_BYTES, FINDING, DeviceIndex, finding_grids, steps_of
+from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids, steps_of
 from shoal.ops.birth import triton as birth_kernels
 from shoal.ops.launch import Fill, Launch, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
 from shoal.ops.rows import triton as row_kernels
@@ -302,8 +302,7 @@ class DeviceRows:
     def finding_pieces(self, total: int, insert: bool) -> list[tuple[torch.dtype, int]]:
         """Counts and lists for so many items."""
         most = total if insert else 0
-        counts = 2 + len(self.storage.families)
-        return [(torch.int32, counts), (torch.int32, most), (torch.int32, most), (torch.int64, most)]
+        return [(torch.int32, 1 + len(self.storage.families)), (torch.int32, most), (torch.int64, most)]
 
     def find(
         self,
@@ -324,7 +323,7 @@ class DeviceRows:
         """
         counted = self.tally if count else None
         launches: list[Launch | Fill] = [
-            Fill(v.counts, 2 + len(self.storage.families), 0),
+            Fill(v.counts, 1 + len(self.storage.families), 0),
             self.index.find(v, tables_of, shape, insert, features_of, counted, stamped=evict),
         ]
         if insert:
@@ -348,8 +347,8 @@ class DeviceRows:
             (v.walkers,),
             (
                 self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state,
-                self.normal, v.values, v.offsets, tables_of, v.slots, v.won, v.won_at,
-                v.won_slots if evict else v.won, v.counts[1:],
+                self.normal, v.values, v.offsets, tables_of, v.slots, v.lost, v.won_at,
+                v.won_slots if evict else v.lost, v.counts,
                 getattr(v, f"free{family}"), getattr(v, f"supply{family}"), self.ledger.taken[family:],
                 self.ledger.keys, self.ledger.refused, self.steps,
                 v.n, v.batch, features, family, layout.weight_stride, layout.tail_stride, v.stamp,
@@ -415,17 +414,17 @@ class DeviceRows:
         offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
         tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
         slots = torch.empty(n, dtype=torch.int32, device=self.device)
-        v = variables(*self.variables, "won_slots", "victims", "pinned_from", "tables_of")
+        v = variables(*self.variables, *EVICTING, "tables_of")
         program = self._programs.of(
             ("evict", keys.data_ptr() % 16), lambda: self.find(v, v.tables_of, (1, 1), insert=True, evict=True)
         )
         pieces = [*self.finding_pieces(n, insert=True), (torch.int32, n), (torch.int64, n)]
         space = self.scratch.take(pieces)
         program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), pinned_from, tables_of)
-        counts, *_lists, won_slots, victims = space.tensors()
-        many = int(counts[1])
-        self._gone[table] += many
-        return slots, victims[:many].clone(), won_slots[:many].clone()
+        counts, _lost, won_at, won_slots, victims = space.tensors()
+        won = torch.nonzero(won_at[: int(counts[0])] != NOT_WON)[:, 0]
+        self._gone[table] += len(won)
+        return slots, victims[won], won_slots[won]
 
     def erase(self, table: int, keys: Tensor) -> Tensor:
         """Take distinct keys out; returns the slots that they had. Waits for the device."""

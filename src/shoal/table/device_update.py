@@ -15,6 +15,7 @@ from shoal.ops.launch import Fill, Launch, Send, blocks, kind_of, power_of_two, 
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
+from shoal.storage.hbm import Layout
 from shoal.table.device_lookup import Looked
 from shoal.table.device_plan import DevicePlan
 from shoal.table.device_rows import TRITON_TYPES, DeviceRows
@@ -22,10 +23,7 @@ from shoal.table.device_rows import TRITON_TYPES, DeviceRows
 # Items that a program deals, or looks at one by one.
 _DEALT = 512
 _BY_ITEM = 256
-# Elements that a program of the update has in hand at a time.
-_IN_HAND = 512
-_ITEMS = 2
-# Programs of an update: as many as the device runs at a time, each of which goes on with what is left.
+# Programs of an update that goes on and on: as many as the largest of today's devices runs at a time.
 _UPDATERS = 132 * 32
 _REDUCTIONS = {
     _native.Reduce.sum: kernels.SUM.value,
@@ -110,12 +108,22 @@ class Settings:
         self.device.copy_(_send(torch.from_numpy(table), self.device.device), non_blocking=True)
 
 
-def _pieces_together(dim: int) -> int:
-    """Pieces that a program of the update has in hand at a time.
+@dataclass(frozen=True)
+class _Shape:
+    """How an update's kernel is cut: see docs/tuning.md."""
 
-    Many hide the latency of memory; few leave registers for wide rows.
-    """
-    return max(1, min(32, _IN_HAND // power_of_two(dim)))
+    pieces: int  # that a program has in hand
+    items: int  # of a piece that are on their way at a time
+    warps: int
+    most_programs: int
+
+    @staticmethod
+    def of(layout: Layout) -> "_Shape":
+        """What was fastest for rows like these."""
+        d = power_of_two(layout.dim)
+        if layout.state_floats >= layout.dim:  # such rows leave no registers for others
+            return _Shape(max(1, 128 // d), 8, 1, _UPDATERS)
+        return _Shape(max(1, min(32, 1024 // d)), 1, 1 if d >= 128 else 2, 2**31 - 1)
 
 
 class Updates:
@@ -128,6 +136,7 @@ class Updates:
         self._no_skip = torch.zeros(1, dtype=torch.int32, device=rows.device)
         # The tables' steps as an update found them.
         self._steps_now = torch.zeros_like(rows.steps)
+        self._shapes = [_Shape.of(family.layout) for family in rows.storage.families]
         self._keyed = any(config.dtype != "float32" for config in rows.configs)
         families = range(len(rows.storage.families))
         self._v = variables(
@@ -179,8 +188,8 @@ class Updates:
             gradients.base, order if gradients.moved is None else gradients.moved,
             self._steps_now if scores is None else scores,
             self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
-            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
-            *(min(_UPDATERS, blocks(total, _pieces_together(family.layout.dim))) for family in families),
+            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS // 2, chunks),
+            *(min(shape.most_programs, blocks(total, shape.pieces)) for shape in self._shapes),
             *rows.next_send(),
         )  # fmt: skip
 
@@ -303,7 +312,7 @@ class Updates:
     def _family(self, family: int, aligned: bool, shared: bool, scaled: bool) -> list[Launch]:
         rows, settings, v = self._rows, self._settings, self._v
         layout, storage = rows.storage.families[family].layout, rows.storage
-        d, together = power_of_two(layout.dim), _pieces_together(layout.dim)
+        d, shape = power_of_two(layout.dim), self._shapes[family]
         long_count = v.counts[1 + family :]
         step = {
             "STEP": settings.kinds[family],
@@ -337,10 +346,10 @@ class Updates:
                     "ALIGNED": aligned,
                     "ALONE": alone,
                     **stored,
-                    "PIECES": together,
-                    "ITEMS": _ITEMS,
+                    "PIECES": shape.pieces,
+                    "ITEMS": shape.items,
                 },
-                {"num_warps": max(1, min(16, together * d // 2048))},
+                {"num_warps": shape.warps},
             ),
             Launch(
                 kernels.update_long,
@@ -350,7 +359,7 @@ class Updates:
                     rows.update_counts, v.sorted, v.dealt, v.dealt_keys, v.sums, v.sum_counts, v.long_rows, long_count,
                     v.skip, v.total, layout.weight_stride, layout.tail_stride,
                 ),
-                {**step, **stored, "SUMS": max(1, min(32, 4096 // d))},
-                {"num_warps": 4},
+                {**step, **stored, "SUMS": max(1, min(128, 16384 // d))},
+                {"num_warps": 8},
             ),
         ]  # fmt: skip

@@ -12,6 +12,7 @@ from shoal.ops.find.triton import (
     MOST_ROWS,
     NEXT_KEY,
     NEXT_SLOT,
+    NOT_WON,
     STAMP_BEHIND_SLOT,
     UNIT,
     digest_of,
@@ -142,8 +143,8 @@ def admit(tables, counts, refused, table, wants):
 
 @triton.jit(do_not_specialize=["supply", "n", "batch", "features", "family", "weight_stride", "tail_stride", "stamp"])
 def birth(
-    anchor, slabs, tables, inits, scales, first_state, normal, values, offsets, tables_of, slots, won, won_at,
-    won_slots, won_count, free, supply, taken, counts, refused, steps, n, batch, features, family, weight_stride,
+    anchor, slabs, tables, inits, scales, first_state, normal, values, offsets, tables_of, slots, lost, won_at,
+    won_slots, lost_count, free, supply, taken, counts, refused, steps, n, batch, features, family, weight_stride,
     tail_stride, stamp,
     WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
     DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -154,15 +155,16 @@ def birth(
     `free[taken:supply]` are the family's free slots. Where EVICT, slots come with the entries: `won_slots`. Where not
     ROWS, others write the rows.
     """
-    total = tl.load(won_count)
+    total = tl.load(lost_count)
     element = tl.arange(0, D)
     word = tl.arange(0, S)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
-        live = lane < total
+        at = tl.load(won_at + lane, mask=lane < total, other=NOT_WON)
+        live = at != NOT_WON
         item, _position, key, table, _inserts, base, _buckets = lost_keys(
-            values, offsets, tables, tables_of, won, lane, live, n, batch, features, STEPS
+            values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
         )
         mine = live & (tl.load(tables + table * COLUMNS + FAMILY, mask=live, other=-1) == family)
         if EVICT:
@@ -178,7 +180,6 @@ def birth(
             slot = tl.load(free + place, mask=has, other=EMPTY)
         tl.store(slots + item, slot, mask=mine)
 
-        at = tl.load(won_at + lane, mask=live, other=0)
         inside = at * 4 - base * UNIT
         bucket = inside // (BUCKET_UNITS * UNIT)
         entry = ((inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT) // NEXT_SLOT

@@ -33,6 +33,7 @@ EMPTY = tl.constexpr(-1)
 # The word of a bucket that a lane asks for which must do as the others: the mark in it is 0 or 1, so it is never EMPTY.
 IDLE_WORD = tl.constexpr(7)
 NO_SLOT = tl.constexpr(-1)
+NOT_WON = tl.constexpr(-(1 << 62))
 # Behind its home a key goes this far. Only keys that were made to collide need it all: at a load of 0.8 the longest run
 # of full buckets among 8 million was 17, and runs that are two longer are a fifth as many.
 REACH = tl.constexpr(64)
@@ -252,10 +253,11 @@ def lost_keys(values, offsets, tables, tables_of, lost, lane, live, n, batch, fe
 
 @triton.jit(do_not_specialize=["n", "batch", "features"])
 def claim(
-    anchor, tables, values, offsets, tables_of, lost, lost_count, won, won_at, won_count, refused, dummy,
-    n, batch, features, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    anchor, tables, values, offsets, tables_of, lost, lost_count, won_at, refused, dummy, n, batch, features,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """An entry for every missing key, claimed by one of its items: `won` lists them, `won_at` their slot words.
+    """An entry for every missing key, claimed by one of its items: beside these in the list, `won_at` gets where the
+    entry's slot word is; beside the others, NOT_WON.
 
     All try the empty entries of a bucket in the same order, so a key meets its equals before it can claim another.
     `refused` counts, by table, keys that found no entry within reach. `dummy`: a word that is never EMPTY, for lanes
@@ -266,13 +268,12 @@ def claim(
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
-        item, position, key, table, inserts, base, buckets = lost_keys(
+        _item, position, key, table, inserts, base, buckets = lost_keys(
             values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
         )
         bucket = home_of(mix64(key), buckets)
         passed = tl.zeros_like(position)
-        taken = tl.zeros_like(base)
-        wins = position < 0
+        taken = tl.full(base.shape, NOT_WON, tl.int64)
         going = live & inserts & (buckets > 0)
         has_bucket = going
         while tl.max(going.to(tl.int32), axis=0) > 0:
@@ -290,7 +291,6 @@ def claim(
                 got = tries & (before == EMPTY)
                 held = tries & (before < EMPTY)
                 twin = held & (tl.load(values + (EMPTY - 1 - before), mask=held, other=0).to(tl.int64) == key)
-                wins = wins | got
                 taken = tl.where(got, at // 4 + FIRST_SLOT + NEXT_SLOT * entry, taken)
                 done = done | got | twin
                 flags = without(flags, entry)
@@ -303,20 +303,18 @@ def claim(
             stuck = full & (passed > REACH)
             tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
             going = full & (stuck == 0)
-        if tl.sum(wins.to(tl.int32), axis=0) > 0:
-            place = append(won_count, wins)
-            tl.store(won + place, item, mask=wins)
-            tl.store(won_at + place, taken, mask=wins)
+        tl.store(won_at + lane, taken, mask=live)
         first += tl.num_programs(0) * BLOCK
 
 
 @triton.jit(do_not_specialize=["n", "batch", "features", "pinned_from"])
 def evict(
-    anchor, tables, values, offsets, tables_of, lost, lost_count, won, won_at, won_slots, victims, won_count, refused,
-    dummy, n, batch, features, pinned_from, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    anchor, tables, values, offsets, tables_of, lost, lost_count, won_at, won_slots, victims, refused, dummy,
+    n, batch, features, pinned_from, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Entry and slot for every missing key: those of the key in its bucket with the lowest stamp, if that is below
-    `pinned_from`; else from the next bucket. `won_slots` lists the slots, `victims` the keys that gave them up.
+    `pinned_from`; else from the next bucket. Beside the items that won one, `won_at` has its place, `won_slots` the
+    slot, and `victims` the key that gave it up.
 
     All try the victims of a bucket in the same order, so a key meets its equals before it can take a second one.
     """
@@ -327,15 +325,14 @@ def evict(
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
-        item, position, key, table, inserts, base, buckets = lost_keys(
+        _item, position, key, table, inserts, base, buckets = lost_keys(
             values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
         )
         bucket = home_of(mix64(key), buckets)
         passed = tl.zeros_like(position)
-        taken = tl.zeros_like(base)
+        taken = tl.full(base.shape, NOT_WON, tl.int64)
         slot = tl.zeros_like(position)
         victim = tl.zeros_like(key)
-        wins = position < 0
         going = live & inserts & (buckets > 0)
         has_bucket = going
         while tl.max(going.to(tl.int32), axis=0) > 0:
@@ -357,7 +354,6 @@ def evict(
             target = tl.where(has_bucket, target, dummy)
             before = tl.atomic_cas(target, tl.where(tries, given, EMPTY), EMPTY - 1 - position, sem="relaxed")
             got = tries & (before == given)
-            wins = wins | got
             taken = tl.where(got, at // 4 + FIRST_SLOT + NEXT_SLOT * which, taken)
             slot = tl.where(got, given, slot)
             victim = tl.where(got, tl.load(keys + at // 8 + FIRST_KEY + NEXT_KEY * which, mask=got, other=0), victim)
@@ -368,12 +364,9 @@ def evict(
             stuck = full & (passed > REACH)
             tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
             going = going & (twin == 0) & (got == 0) & (stuck == 0)
-        if tl.sum(wins.to(tl.int32), axis=0) > 0:
-            place = append(won_count, wins)
-            tl.store(won + place, item, mask=wins)
-            tl.store(won_at + place, taken, mask=wins)
-            tl.store(won_slots + place, slot, mask=wins)
-            tl.store(victims + place, victim, mask=wins)
+        tl.store(won_at + lane, taken, mask=live)
+        tl.store(won_slots + lane, slot, mask=live)
+        tl.store(victims + lane, victim, mask=live)
         first += tl.num_programs(0) * BLOCK
 
 
