@@ -466,12 +466,12 @@ def _inserting(bench: Bench, find: Callable[[Tensor], None], batches: Iterator[T
 
 @registry.case(
     "find or insert, half of 1M keys new",
-    compares="keys a second, the index alone, at a load of 0.6 and more",
+    compares="keys a second, the index alone, at a load of 0.5 and more",
     limits={"least": Limit(1.0)},
     stage="half an index",
 )
 def find_or_insert(bench: Bench) -> Result:
-    known, half = int(SLOTS * 0.6), NEW_KEYS // 2
+    known, half = SLOTS // 2, NEW_KEYS // 2
     rows = bench.keep("half an index", lambda: _one_table(known))
     old = torch.randperm(known, device=DEVICE)[:half]
     batches = (torch.cat([torch.arange(half, device=DEVICE) + known + n * half, old]) for n in itertools.count())
