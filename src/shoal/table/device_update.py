@@ -188,7 +188,7 @@ class Updates:
             gradients.base, order if gradients.moved is None else gradients.moved,
             self._steps_now if scores is None else scores,
             self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
-            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS // 2, chunks),
+            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
             *(min(shape.most_programs, blocks(total, shape.pieces)) for shape in self._shapes),
             *rows.next_send(),
         )  # fmt: skip
@@ -359,7 +359,7 @@ class Updates:
                     rows.update_counts, v.sorted, v.dealt, v.dealt_keys, v.sums, v.sum_counts, v.long_rows, long_count,
                     v.skip, v.total, layout.weight_stride, layout.tail_stride,
                 ),
-                {**step, **stored, "SUMS": max(1, min(128, 16384 // d))},
-                {"num_warps": 8},
+                {**step, **stored, "SUMS": max(1, min(32, 4096 // d))},
+                {"num_warps": 4},
             ),
         ]  # fmt: skip

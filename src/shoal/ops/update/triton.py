@@ -439,11 +439,13 @@ def update_long(
         reduced = tl.zeros((1, D), tl.float32)
         items = 0.0
         first = 0
+        at = begin + tl.arange(0, SUMS).to(tl.int64) * PIECE
+        belongs = tl.load(sorted_slots + at, mask=at < total, other=-1) == slot
         more = True
         while more:
+            ahead = at + SUMS * PIECE
+            belong_ahead = tl.load(sorted_slots + ahead, mask=ahead < total, other=-1) == slot
             piece = first + tl.arange(0, SUMS)
-            at = begin + piece.to(tl.int64) * PIECE
-            belongs = tl.load(sorted_slots + at, mask=at < total, other=-1) == slot
             found = tl.sum(belongs.to(tl.int32), axis=0)
             wanted = belongs
             if REDUCE == FIRST:
@@ -460,6 +462,8 @@ def update_long(
                 items += tl.sum(tl.load(sum_counts + place, mask=belongs, other=0.0), axis=0)
             more = found == SUMS
             first += SUMS
+            at = ahead
+            belongs = belong_ahead
         if REDUCE == MEAN_OF:
             reduced = reduced / items
         table = (tl.load(dealt + begin) >> TICKET_BITS) + one
