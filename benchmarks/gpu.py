@@ -18,7 +18,7 @@ from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
 from shoal.index.device import EVICTING
 from shoal.modules.lookup import Lookup, PooledLookup
-from shoal.ops.launch import Program, Scratch, variables
+from shoal.ops.launch import Pieces, Program, Scratch, variables
 from shoal.table import ops
 from shoal.table.device_rows import DeviceRows
 
@@ -316,16 +316,20 @@ def a_eval(bench: Bench) -> Result:
 )
 def a_births(bench: Bench) -> Result:
     ours, _peer, batches = _a(bench, "adam")
-    fresh = iter(range(10_000))
-
-    def with_new(number: int) -> None:
-        batch = batches[number % BATCHES]
-        values = batch.values.clone()
-        first = A_ROWS + next(fresh) * A_KEYS
+    steps = 5
+    with_new = []
+    for number in range(WARMING + steps * bench.effort.rounds):
+        values = batches[number % BATCHES].values.clone()
+        first = A_ROWS + number * A_KEYS
         values[::10] = torch.arange(first, first + len(values[::10]), device=DEVICE)
-        ours.step(Batch(values, batch.lengths, batch.offsets, batch.counts, batch.whole, batch.grads))
-
-    return timed(bench, [Contender(OURS, with_new), contender("all keys present", ours.step, batches)], steps=5)
+        with_new.append(replace(batches[number % BATCHES], values=values))
+    rows = ours.bags._group._rows
+    rows.make_room(rows.births(np.full(TABLES, len(with_new) * A_KEYS // 10 + TABLES)))
+    contenders = [
+        Contender(OURS, lambda number: ours.step(with_new[number])),
+        contender("all keys present", ours.step, batches),
+    ]
+    return timed(bench, contenders, steps=steps)
 
 
 @registry.case(
@@ -431,7 +435,7 @@ def _finding(rows: DeviceRows, insert: bool, evict: bool = False) -> Callable[[T
             offsets[n] = torch.tensor([0, n], device=DEVICE)
         slots = torch.empty(n, dtype=torch.int32, device=DEVICE)
         won = [(torch.int32, n), (torch.int64, n)] if evict else []
-        space = scratch.take([*rows.finding_pieces(n, insert), *won])
+        space = scratch.take(Pieces(*rows.finding_pieces(n, insert), *won))
         program.run(*rows.values(keys, offsets[n], slots, space, 1, 1, stamp), *([stamp] if evict else []))
 
     return find

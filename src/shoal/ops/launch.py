@@ -18,6 +18,7 @@ from shoal import _native
 from shoal.errors import DeviceError
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+_MOST_LAYOUTS = 32
 _PIECE_BYTES = 256  # pieces of an allocation begin at multiples of it
 
 
@@ -80,41 +81,46 @@ class Send:
     event: Variable
 
 
+class Pieces:
+    """How several tensors, of these types and lengths, lie in one allocation."""
+
+    __slots__ = ("begins", "bytes", "pieces")
+
+    def __init__(self, *pieces: tuple[torch.dtype, int]) -> None:
+        self.pieces = pieces
+        self.begins = []
+        at = 0
+        for dtype, n in pieces:
+            self.begins.append(at)
+            at += -(-dtype.itemsize * n // _PIECE_BYTES) * _PIECE_BYTES
+        self.bytes = at
+
+
 class Space:
     """Several tensors in one allocation."""
 
-    __slots__ = ("_pieces", "buffer")
+    __slots__ = ("buffer", "layout")
 
-    def __init__(self, buffer: Tensor, pieces: Sequence[tuple[torch.dtype, int]]) -> None:
+    def __init__(self, buffer: Tensor, layout: Pieces) -> None:
         self.buffer = buffer
-        self._pieces = pieces
-
-    @staticmethod
-    def bytes(pieces: Sequence[tuple[torch.dtype, int]]) -> int:
-        """Bytes that they take."""
-        return sum(-(-dtype.itemsize * n // _PIECE_BYTES) * _PIECE_BYTES for dtype, n in pieces)
+        self.layout = layout
 
     @classmethod
-    def of(cls, pieces: Sequence[tuple[torch.dtype, int]], device: torch.device) -> "Space":
+    def of(cls, layout: Pieces, device: torch.device) -> "Space":
         """A new allocation."""
-        return cls(torch.empty(cls.bytes(pieces), dtype=torch.uint8, device=device), pieces)
+        return cls(torch.empty(layout.bytes, dtype=torch.uint8, device=device), layout)
 
     def addresses(self) -> list[int]:
         """Where each piece begins."""
-        at, found = self.buffer.data_ptr(), []
-        for dtype, n in self._pieces:
-            found.append(at)
-            at += -(-dtype.itemsize * n // _PIECE_BYTES) * _PIECE_BYTES
-        return found
+        at = self.buffer.data_ptr()
+        return [at + begin for begin in self.layout.begins]
 
     def tensors(self) -> list[Tensor]:
         """Each piece as a tensor."""
-        at, found = 0, []
-        for dtype, n in self._pieces:
-            size = dtype.itemsize * n
-            found.append(self.buffer[at : at + size].view(dtype))
-            at += -(-size // _PIECE_BYTES) * _PIECE_BYTES
-        return found
+        return [
+            self.buffer[begin : begin + dtype.itemsize * n].view(dtype)
+            for begin, (dtype, n) in zip(self.layout.begins, self.layout.pieces, strict=True)
+        ]
 
 
 class Scratch:
@@ -123,12 +129,12 @@ class Scratch:
     def __init__(self, device: torch.device) -> None:
         self._kept = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def take(self, pieces: Sequence[tuple[torch.dtype, int]]) -> Space:
+    def take(self, layout: Pieces) -> Space:
         """Tensors with whatever is in them."""
-        wanted = Space.bytes(pieces)
-        if self._kept.numel() < wanted:
-            self._kept = torch.empty(wanted + wanted // 4, dtype=torch.uint8, device=self._kept.device)
-        return Space(self._kept, pieces)
+        if self._kept.numel() < layout.bytes:
+            wanted = layout.bytes + layout.bytes // 4
+            self._kept = torch.empty(wanted, dtype=torch.uint8, device=self._kept.device)
+        return Space(self._kept, layout)
 
     def forget(self) -> None:
         """Take other memory for the next call, which is on another stream."""
@@ -239,6 +245,22 @@ def _add(program: Any, launch: Launch | Fill | Send, compiled: Any) -> None:
 
 def _size_of(pointer: str) -> int:
     return {"*i32": 4, "*i64": 8, "*fp32": 4, "*fp64": 8}[pointer]
+
+
+class Layouts:
+    """Pieces for batches of the sizes that came last."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Pieces] = {}
+
+    def of(self, size: Hashable, make: Callable[[], Pieces]) -> Pieces:
+        """Those of that size."""
+        layout = self._made.get(size)
+        if layout is None:
+            if len(self._made) >= _MOST_LAYOUTS:
+                self._made.clear()
+            layout = self._made[size] = make()
+        return layout
 
 
 class Programs:

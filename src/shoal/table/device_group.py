@@ -52,6 +52,7 @@ class DeviceGroup(Group):
         self._lookups = Lookups(self._rows)
         self._updates = Updates(self._rows, self._settings)
         self._stream: torch.cuda.Stream | None = None
+        self._nothing = torch.empty(0, dtype=torch.float32, device=device)
         self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
 
     def _touch(self, batch: Batch) -> None:
@@ -194,9 +195,8 @@ class DeviceGroup(Group):
         plan = self._plan(names)
         if plan.columns:
             raise InputError(f"[{self.name}] its tables pool; call lookup.")
-        counts = tuple(counts)
-        self._counts(names, values, offsets, counts)
-        wanted = sum(counts[part.source] * part.dim for part in plan.parts)
+        counts = tuple(self._counts(names, values, offsets, counts))
+        wanted = plan.sizes(counts).elements
         if size != wanted:
             raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")
         bags = (offsets.numel() - 1) // max(len(names), 1)
@@ -221,13 +221,11 @@ class DeviceGroup(Group):
                 f"feature feeds; got {values.numel()} for up to {plan.copies}. Split it."
             )
         with self.writing() if training or keep else self.reading():
-            if training:
+            if training and self._rows.ledger.says_worse(self._reported):
                 self._raise(self._rows.hear())
             self._follow()
             if training and plan.trained:
-                if plan.births[0] != counts:
-                    plan.births = counts, self._rows.births(plan.most_births(counts))
-                self._rows.make_room(plan.births[1])
+                self._rows.make_room(plan.sizes(counts).births)
             looked = self._lookups.run(
                 plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out
             )
@@ -254,12 +252,13 @@ class DeviceGroup(Group):
         with self.writing():
             batch: Batch = self._leases.of(lease)
             plan = batch.looked.plan
-            self._check_tensors(plan.names, values, offsets, weights)
+            if not batch.looked.is_of(values, offsets) or weights is not None:
+                self._check_tensors(plan.names, values, offsets, weights)
             self._check_gradients(batch, grads)
             self._follow()
             looked = batch.looked.again(values.contiguous(), offsets.contiguous())
             rows = [self._gradient(grad) for grad in grads]
-            result = torch.empty(0, dtype=torch.float32, device=self.device)
+            result = self._nothing
             if weight_gradient:
                 result = self._updates.weight_gradients(looked, rows[0])
             if batch.training and plan.trained:
@@ -289,7 +288,7 @@ class DeviceGroup(Group):
         if plan.columns:
             wanted: list[tuple[int, ...]] = [(batch.size, plan.columns)]
         elif len(grads) == 1 and grads[0].dim() == 1:
-            wanted = [(sum(batch.counts[part.source] * part.dim for part in plan.parts),)]
+            wanted = [(plan.sizes(batch.counts).elements,)]
         else:
             wanted = [(batch.counts[part.source], part.dim) for part in plan.parts]
         if [tuple(grad.shape) for grad in grads] != wanted:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.ops.launch import Fill, Launch, Space, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Space, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as kernels
 from shoal.table.device_plan import DevicePlan, FamilyParts
 from shoal.table.device_rows import TRITON_TYPES, DeviceRows
@@ -26,9 +26,20 @@ class Looked:
     tickets: Tensor  # of every item, where its gradient is and whose row it goes to
     shares: Tensor | None  # of every item, its factor
 
+    def is_of(self, values: Tensor, offsets: Tensor) -> bool:
+        """Whether these tensors are the forward's."""
+        return (
+            values.data_ptr() == self.values.data_ptr()
+            and offsets.data_ptr() == self.offsets.data_ptr()
+            and values.shape == self.values.shape
+            and offsets.shape == self.offsets.shape
+            and values.dtype == self.values.dtype
+            and offsets.dtype == self.offsets.dtype
+        )
+
     def again(self, values: Tensor, offsets: Tensor) -> "Looked":
         """The same in other tensors."""
-        if values.data_ptr() == self.values.data_ptr() and offsets.data_ptr() == self.offsets.data_ptr():
+        if self.is_of(values, offsets):
             return self
         return replace(self, values=values, offsets=offsets, kind=kind_of(values, offsets))
 
@@ -74,20 +85,15 @@ class Lookups:
         shared = keep and bool(plan.columns) and (weights is not None or plan.has_mean)
         shares = torch.empty(total, dtype=torch.float32, device=device) if shared else None
         kind = kind_of(values, offsets)
-        pieces = rows.finding_pieces(total, insert)
-        if plan.columns:
-            pieces += [(torch.int32, 0), (torch.int32, len(plan.parts) * batch)]
-            starts, block = slots, _bags_together
-        else:
-            pieces += [(torch.int32, total), (torch.int32, total)]
-            starts, block = slots if plan.in_order else plan.starts(offsets, batch), _rows_together
+        starts = slots if plan.columns or plan.in_order else plan.starts(offsets, batch)
+        layout = plan.layouts.of(("lookup", n, batch, insert), lambda: self._pieces(plan, n, batch, insert))
         # Lookups of eval may run beside each other.
-        space = rows.scratch.take(pieces) if training else Space.of(pieces, device)
+        space = rows.scratch.take(layout) if training else Space.of(layout, device)
         program = plan.programs.of(
             ("lookup", kind, kind_of(weights), out.dtype, insert, keep),
             lambda: self._launches(plan, insert, keep, weights is not None, shared),
         )
-        over = batch if plan.columns else n
+        over, block = (batch, _bags_together) if plan.columns else (n, _rows_together)
         program.run(
             *rows.values(values, offsets, slots, space, batch, plan.copies),
             out if weights is None else weights,  # any tensor: not read
@@ -95,6 +101,12 @@ class Lookups:
             *(blocks(over, block(family.layout.dim)) for family in rows.storage.families),
         )  # fmt: skip
         return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
+
+    def _pieces(self, plan: DevicePlan, n: int, batch: int, insert: bool) -> Pieces:
+        total = plan.copies * n
+        features_of, lacking = (0, len(plan.parts) * batch) if plan.columns else (total, total)
+        finding = self._rows.finding_pieces(total, insert)
+        return Pieces(*finding, (torch.int32, features_of), (torch.int32, lacking))
 
     def _launches(
         self, plan: DevicePlan, insert: bool, keep: bool, weighted: bool, shared: bool

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import Table
-from shoal.ops.launch import Programs
+from shoal.ops.launch import Layouts, Programs
 from shoal.ops.pool import triton as kernels
 from shoal.table.parts import Part, parts_of
 
@@ -23,6 +23,15 @@ class FamilyParts:
     parts: Tensor
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Of a batch: keys, elements of the output without pooling, and by table and family most keys that are new."""
+
+    keys: int
+    elements: int
+    births: np.ndarray
+
+
 class DevicePlan:
     """The parts of a lookup, ordered by family, and their form for the kernels."""
 
@@ -31,6 +40,7 @@ class DevicePlan:
     ) -> None:
         self.names = tuple(names)
         self.programs = Programs()
+        self.layouts = Layouts()
         parts, self.columns, self.copies = parts_of(configs, names)
         self.parts: list[Part] = parts
         # The kernels' order: parts of one family beside each other.
@@ -62,7 +72,11 @@ class DevicePlan:
         self.trained_mask = torch.zeros(len(configs), dtype=torch.int64, device=device)
         self.trained_mask[torch.tensor(self.trained, dtype=torch.int64)] = 1
         self._tables = len(configs)
-        self.births: tuple[tuple[int, ...], np.ndarray] = ((-1,), np.zeros(0))  # of the last batch's counts
+        self._family_of = np.array(families, dtype=np.int64)
+        self._family_count = max(families) + 1
+        self._dims = np.array([part.dim for part in parts], dtype=np.int64)
+        self._sources = np.array([part.source for part in parts], dtype=np.int64)
+        self._sized: tuple[tuple[int, ...], Sizes] | None = None  # of the last batch
         self._trained_tables = np.array([part.table for part in parts if part.trains], dtype=np.int64)
         self._trained_sources = np.array([part.source for part in parts if part.trains], dtype=np.int64)
         # The items of a row are reduced in the order of its table's features; most often they lie so.
@@ -80,12 +94,17 @@ class DevicePlan:
             and all(part.feature.mode != "write" for part in parts)
         )
 
-    def most_births(self, given: tuple[int, ...]) -> np.ndarray:
-        """How many keys can be new in each table, where each feature has so many."""
-        counts = np.array(given, dtype=np.int64)
-        born = np.zeros(self._tables, dtype=np.int64)
-        np.add.at(born, self._trained_tables, counts[self._trained_sources])
-        return born
+    def sizes(self, given: tuple[int, ...]) -> "Sizes":
+        """What follows from how many keys each feature has."""
+        if self._sized is None or self._sized[0] != given:
+            counts = np.array(given, dtype=np.int64)
+            born = np.zeros(self._tables, dtype=np.int64)
+            np.add.at(born, self._trained_tables, counts[self._trained_sources])
+            by_family = np.zeros(self._family_count, dtype=np.int64)
+            np.add.at(by_family, self._family_of, born)
+            size = int(counts[self._sources] @ self._dims)
+            self._sized = given, Sizes(int(counts.sum()), size, np.concatenate([born, by_family]))
+        return self._sized[1]
 
     def starts(self, offsets: Tensor, batch: int) -> Tensor:
         """Where each part's output begins, without pooling: parts lie behind each other in the order of tables."""

@@ -18,7 +18,7 @@ from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError
 from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids, steps_of
 from shoal.ops.birth import triton as birth_kernels
-from shoal.ops.launch import Fill, Launch, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
 from shoal.ops.rows import triton as row_kernels
 from shoal.ops.update import triton as update_kernels
 from shoal.storage.hbm import HbmStorage, Layout
@@ -54,8 +54,10 @@ class Ledger:
         self.left_out = self.device[self.rooms + tables : self.rooms + 3 * tables]
         self.bad_bags = self.device[self.rooms + 3 * tables :]
         on_gpu = device.type == "cuda"
-        self._copies = [torch.zeros(len(self.device), dtype=torch.int32, pin_memory=on_gpu) for _ in range(8)]
-        self._read = [copy.numpy() for copy in self._copies]
+        copies = torch.zeros(8, len(self.device), dtype=torch.int32, pin_memory=on_gpu)
+        self._copies = list(copies)
+        self._read = copies.numpy()
+        self._wrong = self._read[:, self.rooms :]
         self._events: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(8)]
         for event in self._events if on_gpu else []:
             event.record(torch.cuda.current_stream(device))  # it has a handle from then on
@@ -92,6 +94,10 @@ class Ledger:
             found = number, self._read[(number - 1) % len(self._copies)]
             number += 1
         return found
+
+    def says_worse(self, reported: np.ndarray) -> bool:
+        """Whether more went wrong than was reported, as far as copies came: they are looked at where they lie."""
+        return bool((self._wrong > reported).any())
 
     def hear_all(self) -> tuple[int, np.ndarray]:
         """What is counted now: waits for the device."""
@@ -400,7 +406,7 @@ class DeviceRows:
         program = self._programs.of(
             ("insert", keys.data_ptr() % 16), lambda: self.find(v, v.tables_of, (1, 1), insert=True)
         )
-        space = self.scratch.take(self.finding_pieces(n, insert=True))
+        space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True)))
         program.run(*self.values(keys, offsets, slots, space, 1, 1), tables_of)
         return slots
 
@@ -418,8 +424,7 @@ class DeviceRows:
         program = self._programs.of(
             ("evict", keys.data_ptr() % 16), lambda: self.find(v, v.tables_of, (1, 1), insert=True, evict=True)
         )
-        pieces = [*self.finding_pieces(n, insert=True), (torch.int32, n), (torch.int64, n)]
-        space = self.scratch.take(pieces)
+        space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True), (torch.int32, n), (torch.int64, n)))
         program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), pinned_from, tables_of)
         counts, _lost, won_at, won_slots, victims = space.tensors()
         won = torch.nonzero(won_at[: int(counts[0])] != NOT_WON)[:, 0]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
-from shoal.ops.launch import Fill, Launch, Send, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Send, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
@@ -160,24 +160,11 @@ class Updates:
         rows, plan, settings = self._rows, looked.plan, self._settings
         gradients = together(plan, grads)
         ordered, order = self._sorted(looked)
-        total, families = order.numel(), rows.storage.families
+        total = order.numel()
         shared, moved = looked.shares is not None, gradients.moved is not None
         chunks = blocks(total, kernels.PIECE.value)
-        widest = max(power_of_two(family.layout.dim) for family in families)
-        space = rows.scratch.take(
-            [
-                (torch.int32, 1 + len(families)),
-                (torch.int64, total),
-                (torch.float32, total if shared else 0),
-                (torch.int64, total if self._keyed else 0),
-                (torch.int32, total),
-                (torch.int32, total),
-                (torch.int64, total),
-                (torch.float32, 2 * chunks * widest),
-                (torch.float32, 2 * chunks),
-                (torch.int32, chunks),
-            ]
-        )
+        layout = plan.layouts.of(("update", total, shared), lambda: self._pieces(total, chunks, shared))
+        space = rows.scratch.take(layout)
         aligned = plan.aligned and gradients.aligned
         program = plan.programs.of(
             ("update", looked.kind, kind_of(scores), aligned, moved, shared, skip is not None, settings.generation),
@@ -192,6 +179,22 @@ class Updates:
             *(min(shape.most_programs, blocks(total, shape.pieces)) for shape in self._shapes),
             *rows.next_send(),
         )  # fmt: skip
+
+    def _pieces(self, total: int, chunks: int, shared: bool) -> Pieces:
+        families = self._rows.storage.families
+        widest = max(power_of_two(family.layout.dim) for family in families)
+        return Pieces(
+            (torch.int32, 1 + len(families)),
+            (torch.int64, total),
+            (torch.float32, total if shared else 0),
+            (torch.int64, total if self._keyed else 0),
+            (torch.int32, total),
+            (torch.int32, total),
+            (torch.int64, total),
+            (torch.float32, 2 * chunks * widest),
+            (torch.float32, 2 * chunks),
+            (torch.int32, chunks),
+        )
 
     def _sorted(self, looked: Looked) -> tuple[Tensor, Tensor]:
         """The slots to update, sorted, and their items: those of one row in the order of its table's features."""

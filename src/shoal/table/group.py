@@ -24,6 +24,18 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_PLANS = 64
 
 
+# How many forks lie between this process and the first: asking the operating system who we are takes longer.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 def is_refused_memory(error: BaseException | None) -> bool:
     """Whether memory was refused, by whomever."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -157,7 +169,7 @@ class Group(ABC):
         self._leases: Leases[Any] = Leases()
         self._plans: dict[tuple[str, ...], Any] = {}
         self._limbo: set[int] = set()  # tables with erased rows whose slots wait for leases to end
-        self._process = os.getpid()
+        self._process, self._forks = os.getpid(), _forks
 
     def number_of(self, table: str) -> int | None:
         """The number of the table of that name."""
@@ -166,7 +178,7 @@ class Group(ABC):
     # ---- locking
 
     def _in_own_process(self) -> None:
-        if os.getpid() != self._process:
+        if _forks != self._forks:
             raise ForkError(
                 f"[{self.name}] these tables belong to process {self._process}; this is its forked child "
                 f"{os.getpid()}, whose copy nobody would see. Look ids up in the main process, or make a collection "
