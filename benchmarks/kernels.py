@@ -111,7 +111,7 @@ def run() -> None:
         torch.cuda.empty_cache()
     fresh = not CSV.exists()
     with CSV.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
+        writer = csv.DictWriter(file, list(asdict(rows[0])))
         if fresh:
             writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

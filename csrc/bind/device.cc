@@ -46,9 +46,6 @@ void bind_device(nb::module_& m) {
           "add_record", [](Program& program, const Pair& event) { program.add_record(argument_of(event)); },
           nb::arg("event"))
       .def(
-          "add_wait", [](Program& program, const Pair& event) { program.add_wait(argument_of(event)); },
-          nb::arg("event"))
-      .def(
           "run",
           [](const Program& program, uint64_t stream, const std::vector<int64_t>& variables) {
             Status status;

@@ -20,8 +20,7 @@ Status find_driver(Driver* driver) {
   if (look_up(library, "cuLaunchKernel", &driver->launch) &&
       look_up(library, "cuMemsetD32Async", &driver->fill_words) &&
       look_up(library, "cuMemcpyDtoHAsync_v2", &driver->copy_to_host) &&
-      look_up(library, "cuEventRecord", &driver->record) && look_up(library, "cuStreamWaitEvent", &driver->wait) &&
-      look_up(library, "cuGetErrorString", &driver->describe)) {
+      look_up(library, "cuEventRecord", &driver->record) && look_up(library, "cuGetErrorString", &driver->describe)) {
     return {};
   }
   return {Code::device, "[device] libcuda.so.1 lacks a call that launches need. Update the CUDA driver."};

@@ -14,7 +14,6 @@ struct Driver {
   int (*fill_words)(unsigned long long address, unsigned word, size_t words, void* stream) = nullptr;
   int (*copy_to_host)(void* to, unsigned long long from, size_t bytes, void* stream) = nullptr;
   int (*record)(void* event, void* stream) = nullptr;
-  int (*wait)(void* stream, void* event, unsigned flags) = nullptr;
   int (*describe)(int error, const char** text) = nullptr;
 };
 

@@ -31,8 +31,6 @@ void Program::add_copy_to_host(Argument to, Argument from, Argument bytes) {
 
 void Program::add_record(Argument event) { add({Kind::record, nullptr, 0, 0, 0, {}, {event}}); }
 
-void Program::add_wait(Argument event) { add({Kind::wait, nullptr, 0, 0, 0, {}, {event}}); }
-
 Status Program::run(uint64_t stream, const std::vector<int64_t>& variables) const {
   if (variables.size() < size_t(most_variables_)) {
     return {Code::device, "[device] a program wants " + std::to_string(most_variables_) + " variables; got " +
@@ -64,7 +62,6 @@ int Program::run(const Launch& launch, const int64_t* grid, int64_t* values, voi
     case Kind::copy_to_host:
       return driver_.copy_to_host(reinterpret_cast<void*>(values[0]), uint64_t(values[1]), size_t(values[2]), stream);
     case Kind::record: return driver_.record(reinterpret_cast<void*>(values[0]), stream);
-    case Kind::wait: return driver_.wait(stream, reinterpret_cast<void*>(values[0]), 0);
   }
   return 0;
 }

@@ -33,14 +33,11 @@ class Program {
   // An event that is there once all before it is done.
   void add_record(Argument event);
 
-  // What comes behind it waits for an event.
-  void add_wait(Argument event);
-
   // Launches all on a stream, in the order they were added; one without work to do is left out.
   Status run(uint64_t stream, const std::vector<int64_t>& variables) const;
 
  private:
-  enum class Kind { kernel, fill, copy_to_host, record, wait };
+  enum class Kind { kernel, fill, copy_to_host, record };
 
   struct Launch {
     Kind kind;

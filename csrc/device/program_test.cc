@@ -40,17 +40,12 @@ int record(void* event, void* stream) {
   return told.answer;
 }
 
-int wait(void* stream, void* event, unsigned) {
-  told.text += "wait for " + std::to_string(uint64_t(event)) + " on " + std::to_string(uint64_t(stream)) + "\n";
-  return told.answer;
-}
-
 int describe(int, const char** text) {
   *text = "out of sorts";
   return 0;
 }
 
-Program program() { return Program({launch, fill, copy_to_host, record, wait, describe}); }
+Program program() { return Program({launch, fill, copy_to_host, record, describe}); }
 
 void launches_in_order_with_fixed_and_given_numbers() {
   Program it = program();
@@ -59,7 +54,6 @@ void launches_in_order_with_fixed_and_given_numbers() {
   it.add_kernel(12, 32, 0, {{{1, -1}, {1, -1}, {1, -1}}}, {{1, -1}, {0, 1}, {-1, -1}});
   it.add_copy_to_host({64, -1}, {0, 0}, {24, -1});
   it.add_record({0, 1});
-  it.add_wait({5, -1});
   told = {};
   CHECK(it.run(99, {int64_t{1} << 40, 3}).ok());
   const std::string wanted =
@@ -67,8 +61,7 @@ void launches_in_order_with_fixed_and_given_numbers() {
       "kernel 11 [3 2 1] 64 96 on 99: 1099511627776 -5 1099511627792\n"
       "kernel 12 [1 1 1] 32 0 on 99: 1 3 -1\n"
       "copy 24 from 1099511627776 to 64\n"
-      "record 3 on 99\n"
-      "wait for 5 on 99\n";
+      "record 3 on 99\n";
   CHECK(told.text == wanted, told.text);
 }
 

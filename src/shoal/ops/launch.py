@@ -73,29 +73,12 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class Record:
-    """An event (torch's, which was recorded before) that is there once all before it is done."""
-
-    event: Variable
-
-
-@dataclass(frozen=True)
-class Wait:
-    """What comes behind it waits for an event."""
-
-    event: Variable
-
-
-@dataclass(frozen=True)
 class Send:
     """A tensor's copy to pinned memory of the host, and behind it an event (torch's; its handle once it has one)."""
 
     to: Variable
     tensor: Tensor
     event: Variable
-
-
-Step = Launch | Fill | Send | Record | Wait
 
 
 class Pieces:
@@ -161,7 +144,7 @@ class Scratch:
 class Program:
     """Launches in order. Each call gives the values of the variables."""
 
-    def __init__(self, launches: Sequence[Step]) -> None:
+    def __init__(self, launches: Sequence[Launch | Fill | Send]) -> None:
         self._launches = launches
         self._native: Any = None
 
@@ -201,12 +184,6 @@ class Program:
                     given(launch.tensor).view(torch.int32)[: given(launch.words)].fill_(launch.value)
                 compiled.append(None)
                 continue
-            if isinstance(launch, Record | Wait):
-                event = given(launch.event)
-                if event is not None:
-                    event.record() if isinstance(launch, Record) else event.wait()
-                compiled.append(None)
-                continue
             if isinstance(launch, Send):
                 given(launch.to).copy_(launch.tensor, non_blocking=True)
                 if launch.tensor.is_cuda:
@@ -238,13 +215,7 @@ def _is_plain(compiled: Any) -> bool:
     )
 
 
-def _add(program: Any, launch: Step, compiled: Any) -> None:
-    if isinstance(launch, Record):
-        program.add_record((0, launch.event.place))
-        return
-    if isinstance(launch, Wait):
-        program.add_wait((0, launch.event.place))
-        return
+def _add(program: Any, launch: Launch | Fill | Send, compiled: Any) -> None:
     if isinstance(launch, Send):
         source = (launch.tensor.data_ptr(), -1)
         program.add_copy_to_host((0, launch.to.place), source, (launch.tensor.nbytes, -1))
@@ -298,7 +269,7 @@ class Programs:
     def __init__(self) -> None:
         self._made: dict[Hashable, Program] = {}
 
-    def of(self, kind: Hashable, make: Callable[[], Sequence[Step]]) -> Program:
+    def of(self, kind: Hashable, make: Callable[[], Sequence[Launch | Fill | Send]]) -> Program:
         """The program of that kind of call: arguments of other types or alignment are another kind."""
         program = self._made.get(kind)
         if program is None:

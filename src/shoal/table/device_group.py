@@ -4,7 +4,6 @@ A step launches kernels and waits for nothing. What the kernels find wrong they 
 step, and the error is raised by the next call that sees them, or by `check`.
 """
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -57,18 +56,8 @@ class DeviceGroup(Group):
         self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
 
     def _touch(self, batch: Batch) -> None:
-        self._updates.drop(batch.looked)
         if batch.training and batch.looked.plan.trained:
             self._updates.touch(batch.looked, self._rows.steps if batch.steps is None else batch.steps)
-
-    def clear(self, numbers: Sequence[int]) -> None:
-        for batch in self._leases.live():
-            self._updates.drop(batch.looked)
-        super().clear(numbers)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # it may not have been made, or torch may be gone
-            self._updates.close()
 
     def replace(self, contents: Mapping[int, TableContent]) -> None:
         for number, content in contents.items():
@@ -237,13 +226,9 @@ class DeviceGroup(Group):
             self._follow()
             if training and plan.trained:
                 self._rows.make_room(plan.sizes(counts).births)
-            sorts = training and keep and bool(plan.trained)
-            found = self._updates.found_event(plan) if sorts else None
             looked = self._lookups.run(
-                plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out, found
+                plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out
             )
-            if found is not None:
-                looked = self._updates.sort_ahead(looked, self._stream)
             if debugging() and training:
                 self._heard_now()
             batch = Batch(looked, training, size, counts)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.ops.launch import Fill, Launch, Pieces, Record, Space, Step, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Space, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as kernels
 from shoal.table.device_plan import DevicePlan, FamilyParts
 from shoal.table.device_rows import TRITON_TYPES, DeviceRows
@@ -25,7 +25,6 @@ class Looked:
     slots: Tensor
     tickets: Tensor  # of every item, where its gradient is and whose row it goes to
     shares: Tensor | None  # of every item, its factor
-    ordered: tuple[Tensor, Tensor] | None = None  # its slots, sorted, and their items, once the sort is done
 
     def is_of(self, values: Tensor, offsets: Tensor) -> bool:
         """Whether these tensors are the forward's."""
@@ -61,7 +60,7 @@ class Lookups:
     def __init__(self, rows: DeviceRows) -> None:
         self._rows = rows
         families = range(len(rows.storage.families))
-        own = ("weights", "out", "starts", "tickets", "shares", "ticket_words", "found")
+        own = ("weights", "out", "starts", "tickets", "shares", "ticket_words")
         self._v = variables(
             *rows.variables, "features_of", "lacking", *own, *(f"row_blocks{family}" for family in families)
         )
@@ -75,12 +74,8 @@ class Lookups:
         training: bool,
         keep: bool,
         out: Tensor,
-        found: Any = None,
     ) -> Looked:
-        """Find the rows, give birth to those that lack in training, and write the output. REQUIRES: room was made.
-
-        `found`: an event for when the slots are known.
-        """
+        """Find the rows, give birth to those that lack in training, and write the output. REQUIRES: room was made."""
         rows = self._rows
         n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
         device, total = rows.device, plan.copies * n
@@ -95,15 +90,14 @@ class Lookups:
         # Lookups of eval may run beside each other.
         space = rows.scratch.take(layout) if training else Space.of(layout, device)
         program = plan.programs.of(
-            ("lookup", kind, kind_of(weights), out.dtype, insert, keep, found is not None),
-            lambda: self._launches(plan, insert, keep, weights is not None, shared, found is not None),
+            ("lookup", kind, kind_of(weights), out.dtype, insert, keep),
+            lambda: self._launches(plan, insert, keep, weights is not None, shared),
         )
         over, block = (batch, _bags_together) if plan.columns else (n, _rows_together)
         program.run(
             *rows.values(values, offsets, slots, space, batch, plan.copies),
             out if weights is None else weights,  # any tensor: not read
             out, starts, tickets, out if shares is None else shares, 2 * total if keep else 0,
-            0 if found is None else found,
             *(blocks(over, block(family.layout.dim)) for family in rows.storage.families),
         )  # fmt: skip
         return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
@@ -115,13 +109,12 @@ class Lookups:
         return Pieces(*finding, (torch.int32, features_of), (torch.int32, lacking))
 
     def _launches(
-        self, plan: DevicePlan, insert: bool, keep: bool, weighted: bool, shared: bool, tells: bool
-    ) -> list[Step]:
+        self, plan: DevicePlan, insert: bool, keep: bool, weighted: bool, shared: bool
+    ) -> list[Launch | Fill]:
         v, shape = self._v, (plan.copies, len(plan.names))
-        features_of = None if plan.columns else v.features_of
-        launches: list[Step] = [*self._rows.find(v, plan.tables_of, shape, insert, features_of, count=True)]
-        if tells:
-            launches.append(Record(v.found))
+        launches = self._rows.find(
+            v, plan.tables_of, shape, insert, features_of=None if plan.columns else v.features_of, count=True
+        )
         if keep and plan.columns:
             # Items of bad bags get no ticket; without pooling there are none.
             launches.append(Fill(v.tickets, v.ticket_words, -1))

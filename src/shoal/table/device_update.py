@@ -1,9 +1,8 @@
 """Backwards on the device: sort, reduce, update. Launches only; nothing waits."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
-from shoal.ops.launch import Fill, Launch, Pieces, Send, Step, Wait, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Send, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
@@ -127,33 +126,6 @@ class _Shape:
         return _Shape(max(1, min(32, 1024 // d)), 1, 1 if d >= 128 else 2, 2**31 - 1)
 
 
-class _Sorts:
-    """A stream for sorts, before other work of the device, and events between it and the forward's and backward's."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=-1)
-        self.found, self.done = torch.cuda.Event(), torch.cuda.Event()
-        for event in (self.found, self.done):
-            event.record(self._stream)  # it has a handle from then on
-
-    @contextmanager
-    def aside(self, main: Any) -> Iterator[None]:
-        """On that stream, behind `found`; `done` is behind it. `main`: the stream that is current."""
-        self._stream.wait_event(self.found)
-        _set_stream(self._stream)
-        try:
-            yield
-            self.done.record(self._stream)
-        finally:
-            _set_stream(main)
-
-
-def _set_stream(stream: Any) -> None:
-    torch._C._cuda_setStream(
-        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-    )
-
-
 class Updates:
     """The programs of backwards."""
 
@@ -165,7 +137,6 @@ class Updates:
         # The tables' steps as an update found them.
         self._steps_now = torch.zeros_like(rows.steps)
         self._shapes = [_Shape.of(family.layout) for family in rows.storage.families]
-        self._sorts: Any = _Sorts(rows.device) if rows.device.type == "cuda" else None
         self._keyed = any(config.dtype != "float32" for config in rows.configs)
         families = range(len(rows.storage.families))
         self._v = variables(
@@ -173,7 +144,7 @@ class Updates:
             "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots", "piece_tickets",
             "sums", "sum_counts", "long_rows",
             "total", "n", "deal_blocks", "long_walkers", *(f"update_blocks{family}" for family in families),
-            "ledger_copy", "ledger_event", "sorted_ahead",
+            "ledger_copy", "ledger_event",
         )  # fmt: skip
         self._by_item = variables("slots", "values", "offsets", "steps", "out", "grads", "n", "batch", "blocks")
 
@@ -188,8 +159,7 @@ class Updates:
         """
         rows, plan, settings = self._rows, looked.plan, self._settings
         gradients = together(plan, grads)
-        ahead = looked.ordered is not None
-        ordered, order = looked.ordered or self._sorted(looked)
+        ordered, order = self._sorted(looked)
         total = order.numel()
         shared, moved = looked.shares is not None, gradients.moved is not None
         chunks = blocks(total, kernels.PIECE.value)
@@ -197,18 +167,8 @@ class Updates:
         space = rows.scratch.take(layout)
         aligned = plan.aligned and gradients.aligned
         program = plan.programs.of(
-            (
-                "update",
-                looked.kind,
-                kind_of(scores),
-                aligned,
-                moved,
-                shared,
-                skip is not None,
-                settings.generation,
-                ahead,
-            ),
-            lambda: self._launches(plan, ahead, aligned, moved, shared, scaled=skip is not None),
+            ("update", looked.kind, kind_of(scores), aligned, moved, shared, skip is not None, settings.generation),
+            lambda: self._launches(plan, aligned, moved, shared, scaled=skip is not None),
         )
         program.run(
             ordered, order, looked.tickets, order if looked.shares is None else looked.shares, looked.values,
@@ -218,7 +178,6 @@ class Updates:
             space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
             *(min(shape.most_programs, blocks(total, shape.pieces)) for shape in self._shapes),
             *rows.next_send(),
-            self._sorts.done if ahead else 0,
         )  # fmt: skip
 
     def _pieces(self, total: int, chunks: int, shared: bool) -> Pieces:
@@ -236,29 +195,6 @@ class Updates:
             (torch.float32, 2 * chunks),
             (torch.int32, chunks),
         )
-
-    def found_event(self, plan: DevicePlan) -> Any:
-        """What a forward tells that it knows the slots, if its sort can begin then."""
-        return self._sorts.found if self._sorts is not None and plan.in_feature_order else None
-
-    def sort_ahead(self, looked: Looked, main: Any) -> Looked:
-        """Begin to sort a forward's slots beside what else it does on its stream."""
-        total, device = looked.slots.numel(), self._rows.device
-        ordered = torch.empty(total, dtype=torch.int32, device=device)
-        order = torch.empty(total, dtype=torch.int64, device=device)
-        with self._sorts.aside(main):
-            torch.sort(self._targets(looked), stable=True, out=(ordered, order))
-        return replace(looked, ordered=(ordered, order))
-
-    def drop(self, looked: Looked) -> None:
-        """The memory of a forward that no update follows is used again once its sort is done."""
-        if looked.ordered is not None:
-            self._sorts.done.wait()
-
-    def close(self) -> None:
-        """Wait for the last sort: its memory goes with the forwards that nobody will update."""
-        if self._sorts is not None:
-            self._sorts.done.synchronize()
 
     def _sorted(self, looked: Looked) -> tuple[Tensor, Tensor]:
         """The slots to update, sorted, and their items: those of one row in the order of its table's features."""
@@ -350,8 +286,8 @@ class Updates:
         )  # fmt: skip
 
     def _launches(
-        self, plan: DevicePlan, ahead: bool, aligned: bool, moved: bool, shared: bool, scaled: bool
-    ) -> list[Step]:
+        self, plan: DevicePlan, aligned: bool, moved: bool, shared: bool, scaled: bool
+    ) -> list[Launch | Fill | Send]:
         rows, v = self._rows, self._v
         deal = Launch(
             kernels.deal,
@@ -370,8 +306,7 @@ class Updates:
             },
         )  # fmt: skip
         # How many pieces there are, and in each family how many rows of several.
-        launches: list[Step] = [Wait(v.sorted_ahead)] if ahead else []
-        launches += [Fill(v.counts, 1 + len(rows.storage.families), 0), deal]
+        launches: list[Launch | Fill | Send] = [Fill(v.counts, 1 + len(rows.storage.families), 0), deal]
         for family in plan.families:
             if family.family in self._settings.kinds:
                 launches += self._family(family.family, aligned, shared, scaled)
