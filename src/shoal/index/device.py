@@ -134,26 +134,30 @@ class DeviceIndex:
         shape: tuple[int, int],
         insert: bool,
         features_of: Variable | None = None,
-        tally: Tensor | None = None,
+        counted: tuple[Tensor, Tensor] | None = None,
         stamped: bool = False,
+        tickets: Variable | None = None,
     ) -> Launch:
         """Slots of all items; -1 where there is no row; `v` has the variables of FINDING, `shape` is of `tables_of`.
 
-        `features_of` gets the feature of every item; the first two rows of `tally` grow by the keys that each table was
-        asked for and missed. Where `stamped`, keys that are found are.
+        `features_of` gets the feature of every item, `tickets` that of items in no bag. The first two rows of the first
+        of `counted` grow by the keys that each table was asked for and missed; its second counts bad bags. Where
+        `stamped`, keys that are found are.
         """
         copies, features = shape
-        counted = self.tables if tally is None else tally  # any tensor of that type: not touched
+        # Where there is none, any tensor of that type: not touched.
+        tally, bad_bags = (self.tables, self._dummy) if counted is None else counted
         return self._launch(
             kernels.find,
             (v.find_blocks, copies),
             (
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots,
-                v.slots if features_of is None else features_of, v.lost, v.counts, counted[0], counted[1:],
-                v.n, v.batch, features, v.stamp,
+                v.slots if features_of is None else features_of, tally if tickets is None else tickets, v.lost,
+                v.counts, tally[0], tally[1:], bad_bags, v.n, v.batch, features, v.stamp,
             ),
-            INSERT=insert, NAME=features_of is not None, TALLY=tally is not None,
+            INSERT=insert, NAME=features_of is not None, TALLY=counted is not None,
             FEATURES=min(power_of_two(features), 1024), BLOCK=_FIND_BLOCK, STEPS=steps_of(features), STAMP=stamped,
+            TICKET=tickets is not None,
         )  # fmt: skip
 
     def claim(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:

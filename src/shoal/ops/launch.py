@@ -197,21 +197,23 @@ class Program:
             arguments = [given(argument) for argument in launch.arguments]
             compiled.append(launch.kernel[grid](*arguments, **launch.constants, **launch.options))
         if complete and not INTERPRETED and all(one is None or _is_plain(one) for one in compiled):
-            self._native = _native.Program()
+            program = _native.Program()
             for launch, made in zip(self._launches, compiled, strict=True):
-                _add(self._native, launch, made)
+                _add(program, launch, made)
+            self._native = program  # whole: lookups of other threads may be waiting for it
 
 
 def _is_plain(compiled: Any) -> bool:
     """Whether a launch needs nothing but a kernel's handle and its arguments."""
     metadata = compiled.metadata
+    # A Triton that does not tell of both kinds of scratch memory passes other arguments.
+    scratch = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     return bool(
         metadata.target.backend == "cuda"
         and metadata.num_ctas == 1
         and not metadata.launch_cooperative_grid
         and not metadata.launch_pdl
-        and metadata.global_scratch_size == 0
-        and metadata.profile_scratch_size == 0
+        and scratch == [0, 0]
     )
 
 
@@ -244,7 +246,7 @@ def _add(program: Any, launch: Launch | Fill | Send, compiled: Any) -> None:
 
 
 def _size_of(pointer: str) -> int:
-    return {"*i32": 4, "*i64": 8, "*fp32": 4, "*fp64": 8}[pointer]
+    return {"8": 1, "16": 2, "32": 4, "64": 8}[pointer.lstrip("*bfipu")]
 
 
 class Layouts:

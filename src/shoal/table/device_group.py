@@ -51,7 +51,10 @@ class DeviceGroup(Group):
         self._settings = Settings(self._rows, [table.optimizer_hyper for table in self.tables])
         self._lookups = Lookups(self._rows)
         self._updates = Updates(self._rows, self._settings)
-        self._stream: torch.cuda.Stream | None = None
+        # The stream of the last call that had the tables to itself, and those of calls that read since.
+        self._writer_stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._writer = -1 if self._writer_stream is None else self._writer_stream.cuda_stream
+        self._readers: dict[int, torch.cuda.Stream] = {}
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
         self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
 
@@ -122,20 +125,28 @@ class DeviceGroup(Group):
 
     # ---- forward
 
-    def _follow(self) -> None:
-        """Behind whatever this group's last call launched, if that was on another stream."""
+    def _follow(self, alone: bool) -> None:
+        """Behind the last call that had the tables to itself and, where this one has, behind those that read since."""
         if self.device.type != "cuda":
             return
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
-        if self._stream is not None and raw == self._stream.cuda_stream:
-            return
-        if torch.cuda.is_current_stream_capturing():
+        follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
+        if follows or torch.cuda.is_current_stream_capturing():
             return
         now = torch.cuda.current_stream(self.device)
-        if self._stream is not None:
-            now.wait_stream(self._stream)
-            self._rows.scratch.forget()
-        self._stream = now
+        behind = dict(self._readers) if alone else {}
+        if self._writer_stream is not None:
+            behind[self._writer] = self._writer_stream
+        for other, stream in behind.items():
+            if other != raw:
+                now.wait_stream(stream)
+        if alone:
+            if raw != self._writer:
+                self._rows.scratch.forget()
+            self._writer, self._writer_stream = raw, now
+            self._readers.clear()
+        else:
+            self._readers[raw] = now
 
     def lookup(
         self,
@@ -215,15 +226,15 @@ class DeviceGroup(Group):
         training: bool,
         keep: bool,
     ) -> Tensor:
-        if values.numel() * plan.copies >= 2**31:
+        if max(values.numel() * plan.copies, size * len(plan.parts)) >= 2**30:
             raise InputError(
-                f"[{self.name}] on a device a batch holds less than 2^31 values, counted once for every table that a "
-                f"feature feeds; got {values.numel()} for up to {plan.copies}. Split it."
+                f"[{self.name}] on a device a batch holds less than 2^30 values and bags, counted once for every table "
+                f"that a feature feeds; got {values.numel()} values for up to {plan.copies} and {size} bags for "
+                f"{len(plan.parts)}. Split it."
             )
         with self.writing() if training or keep else self.reading():
             if training and self._rows.ledger.says_worse(self._reported):
                 self._raise(self._rows.hear())
-            self._follow()
             if training and plan.trained:
                 self._rows.make_room(plan.sizes(counts).births)
             looked = self._lookups.run(
@@ -255,7 +266,6 @@ class DeviceGroup(Group):
             if not batch.looked.is_of(values, offsets) or weights is not None:
                 self._check_tensors(plan.names, values, offsets, weights)
             self._check_gradients(batch, grads)
-            self._follow()
             looked = batch.looked.again(values.contiguous(), offsets.contiguous())
             rows = [self._gradient(grad) for grad in grads]
             result = self._nothing

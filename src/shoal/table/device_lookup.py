@@ -60,7 +60,7 @@ class Lookups:
     def __init__(self, rows: DeviceRows) -> None:
         self._rows = rows
         families = range(len(rows.storage.families))
-        own = ("weights", "out", "starts", "tickets", "shares", "ticket_words")
+        own = ("weights", "out", "starts", "tickets", "shares")
         self._v = variables(
             *rows.variables, "features_of", "lacking", *own, *(f"row_blocks{family}" for family in families)
         )
@@ -97,7 +97,7 @@ class Lookups:
         program.run(
             *rows.values(values, offsets, slots, space, batch, plan.copies),
             out if weights is None else weights,  # any tensor: not read
-            out, starts, tickets, out if shares is None else shares, 2 * total if keep else 0,
+            out, starts, tickets, out if shares is None else shares,
             *(blocks(over, block(family.layout.dim)) for family in rows.storage.families),
         )  # fmt: skip
         return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
@@ -112,12 +112,12 @@ class Lookups:
         self, plan: DevicePlan, insert: bool, keep: bool, weighted: bool, shared: bool
     ) -> list[Launch | Fill]:
         v, shape = self._v, (plan.copies, len(plan.names))
+        # Without pooling every item gets its ticket with its row.
+        pooled = bool(plan.columns)
         launches = self._rows.find(
-            v, plan.tables_of, shape, insert, features_of=None if plan.columns else v.features_of, count=True
-        )
-        if keep and plan.columns:
-            # Items of bad bags get no ticket; without pooling there are none.
-            launches.append(Fill(v.tickets, v.ticket_words, -1))
+            v, plan.tables_of, shape, insert, features_of=None if pooled else v.features_of, count=True,
+            tickets=v.tickets if keep and pooled else None,
+        )  # fmt: skip
         for family in plan.families:
             if plan.columns:
                 launches += self._pool(plan, family, keep, weighted, shared)

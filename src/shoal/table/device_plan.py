@@ -96,15 +96,16 @@ class DevicePlan:
 
     def sizes(self, given: tuple[int, ...]) -> "Sizes":
         """What follows from how many keys each feature has."""
-        if self._sized is None or self._sized[0] != given:
+        sized = self._sized
+        if sized is None or sized[0] != given:
             counts = np.array(given, dtype=np.int64)
             born = np.zeros(self._tables, dtype=np.int64)
             np.add.at(born, self._trained_tables, counts[self._trained_sources])
             by_family = np.zeros(self._family_count, dtype=np.int64)
             np.add.at(by_family, self._family_of, born)
             size = int(counts[self._sources] @ self._dims)
-            self._sized = given, Sizes(int(counts.sum()), size, np.concatenate([born, by_family]))
-        return self._sized[1]
+            sized = self._sized = given, Sizes(int(counts.sum()), size, np.concatenate([born, by_family]))
+        return sized[1]
 
     def starts(self, offsets: Tensor, batch: int) -> Tensor:
         """Where each part's output begins, without pooling: parts lie behind each other in the order of tables."""

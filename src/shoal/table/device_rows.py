@@ -320,17 +320,18 @@ class DeviceRows:
         count: bool = False,
         evict: bool = False,
         rows: bool = True,
+        tickets: Variable | None = None,
     ) -> list[Launch | Fill]:
         """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
 
         Behind the index's own, `counts` has one for each family. Where `evict`, keys are stamped, and those without a
         row take the slots of others; `v` then has the variables of EVICTING too. Where not `rows`, slots are given out,
-        and their rows are left as they are.
+        and their rows are left as they are. `tickets` gets that of items in no bag.
         """
-        counted = self.tally if count else None
+        counted = (self.tally, self.ledger.bad_bags) if count else None
         launches: list[Launch | Fill] = [
             Fill(v.counts, 1 + len(self.storage.families), 0),
-            self.index.find(v, tables_of, shape, insert, features_of, counted, stamped=evict),
+            self.index.find(v, tables_of, shape, insert, features_of, counted, evict, tickets),
         ]
         if insert:
             features = shape[1]

@@ -126,8 +126,10 @@ class DeviceTable:
 
     def clear(self) -> None:
         """Forget every row."""
-        self._limbo.clear()
         self._rows.clear(self._number)
+        for _lease, slots in self._limbo:
+            self._rows.give(self._number, slots)
+        self._limbo.clear()
 
     def content(self) -> TableContent:
         """All that the table holds now."""

@@ -75,7 +75,6 @@ class Settings:
         self.kinds: dict[int, Any] = {}
         self.reductions: dict[int, int] = {}
         self.plain: dict[int, bool] = {}
-        self.generation = 0  # of `plain`, which kernels are compiled for
         self.device = torch.zeros(
             len(rows.configs), kernels.HYPER_COLUMNS.value, dtype=torch.float64, device=rows.device
         )
@@ -88,7 +87,7 @@ class Settings:
             return
         self._sent = now
         table = np.zeros(tuple(self.device.shape), dtype=np.float64)
-        before, self.plain = self.plain, {}
+        self.plain = {}
         for number, config in enumerate(self._rows.configs):
             optimizer, family = config.optimizer, self._rows.families[number]
             if optimizer is None:
@@ -104,7 +103,6 @@ class Settings:
             self.reductions[family] = _REDUCTIONS[step.reduce]
             plain = not any(limits) and step.weight_decay == 0.0 and step.shrink == 1.0
             self.plain[family] = self.plain.get(family, True) and plain
-        self.generation += self.plain != before
         self.device.copy_(_send(torch.from_numpy(table), self.device.device), non_blocking=True)
 
 
@@ -161,14 +159,14 @@ class Updates:
         gradients = together(plan, grads)
         ordered, order = self._sorted(looked)
         total = order.numel()
-        shared, moved = looked.shares is not None, gradients.moved is not None
+        shared, moved, scaled = looked.shares is not None, gradients.moved is not None, skip is not None
         chunks = blocks(total, kernels.PIECE.value)
         layout = plan.layouts.of(("update", total, shared), lambda: self._pieces(total, chunks, shared))
         space = rows.scratch.take(layout)
         aligned = plan.aligned and gradients.aligned
         program = plan.programs.of(
-            ("update", looked.kind, kind_of(scores), aligned, moved, shared, skip is not None, settings.generation),
-            lambda: self._launches(plan, aligned, moved, shared, scaled=skip is not None),
+            ("update", looked.kind, kind_of(scores), aligned, moved, shared, scaled, *settings.plain.values()),
+            lambda: self._launches(plan, aligned, moved, shared, scaled),
         )
         program.run(
             ordered, order, looked.tickets, order if looked.shares is None else looked.shares, looked.values,

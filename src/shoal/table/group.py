@@ -196,11 +196,20 @@ class Group(ABC):
     def _lock_shared(self) -> None:
         self._in_own_process()
         self._lock.lock_shared()
+        try:
+            self._follow(alone=False)
+        except BaseException:
+            self._lock.unlock()
+            raise
+
+    def _follow(self, alone: bool) -> None:  # noqa: B027 (only devices have streams)
+        """Be behind what others launched on a device, once the lock is held."""
 
     def _lock_alone(self) -> None:
         self._in_own_process()
         self._lock.lock()
         try:
+            self._follow(alone=True)
             self._collect_leases()
         except BaseException:
             self._lock.unlock()

@@ -190,14 +190,15 @@ def tally(offsets, tables_of, looked, n, batch, features, FEATURES: tl.constexpr
 
 @triton.jit(do_not_specialize=["n", "batch", "features", "stamp"])
 def find(
-    anchor, tables, values, offsets, tables_of, slots, features_of, lost, lost_count, looked, missed,
+    anchor, tables, values, offsets, tables_of, slots, features_of, tickets, lost, lost_count, looked, missed, bad_bags,
     n, batch, features, stamp,
     INSERT: tl.constexpr, NAME: tl.constexpr, TALLY: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr, STAMP: tl.constexpr,
+    STEPS: tl.constexpr, STAMP: tl.constexpr, TICKET: tl.constexpr,
 ):  # fmt: skip
     """Slots of a batch, one run of n for each copy. Where INSERT, items that were not found and may be are listed;
-    where NAME, `features_of` gets the feature of each item; where TALLY, tables count keys looked up and missed; where
-    STAMP, keys that are found are stamped.
+    where NAME, `features_of` gets the feature of each item; where TALLY, tables count keys looked up and missed, and
+    offsets that do not begin at 0 or end at n count as bad bags; where STAMP, keys that are found are stamped; where
+    TICKET, items get one that says whose they are (-1 - table), for those that no bag gives one.
 
     `tables_of[copy, feature]`: four times the number of the table, plus 1 where keys are inserted, plus 2 where only
     others insert them, and are to be seen; -1 for none.
@@ -218,6 +219,8 @@ def find(
         tl.store(stamps, tl.zeros_like(slot) + stamp, mask=slot >= 0)
     item = copy * n + at
     tl.store(slots + item, slot, mask=at < n)
+    if TICKET:
+        tl.store(tickets + item, -1 - table, mask=at < n)
     if NAME:
         tl.store(features_of + item, feature, mask=at < n)
     if TALLY:
@@ -231,6 +234,9 @@ def find(
             tl.atomic_add(missed + table, 1, mask=absent & (coded >> 2 != one), sem="relaxed")
         if tl.program_id(0) == 0:
             tally(offsets, tables_of + copy * features, looked, n, batch, features, FEATURES)
+            if copy == 0:
+                wrong = (tl.load(offsets) != 0) | (tl.load(offsets + features.to(tl.int64) * batch) != n)
+                tl.atomic_add(bad_bags, 1, mask=wrong, sem="relaxed")
     if INSERT:
         missing = live & (slot < 0) & ((coded & 3) != 0)
         if tl.sum(missing.to(tl.int32), axis=0) > 0:

@@ -53,7 +53,7 @@ def pool(
     end = tl.where(bad, begin, end)
     length = end - begin
     divisor = tl.where(tl.load(part + MEAN) != 0, tl.maximum(length, 1), 1)
-    ticket = (tl.load(part + NUMBER) << TICKET_BITS) + b * out_stride + tl.load(part + COLUMN)
+    ticket = (tl.load(part + NUMBER) << TICKET_BITS) + b.to(tl.int64) * out_stride + tl.load(part + COLUMN)
     element = tl.arange(0, D)
     rows = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True)
     total = tl.zeros((BAGS, D), tl.float32)
@@ -82,8 +82,7 @@ def pool(
         total += tl.sum(row, axis=1)
         at += IDS
     total = total / divisor.to(tl.float32)[:, None]
-    if silent != 0:
-        total = total * 0.0
+    total = tl.where(silent != 0, 0.0, total)
     to = out + b.to(tl.int64)[:, None] * out_stride + tl.load(part + COLUMN) + element[None, :]
     tl.store(to, nearest(total, out.dtype.element_ty), mask=inside[:, None] & (element < DIM)[None, :])
     again = inside & (lacks > 0) & (silent == 0) & (tl.load(part + BLANK) == 0)
@@ -172,7 +171,7 @@ def gather(
         live = live & (number >= first_part) & (number < end_part)
         shown = live & (tl.load(part + SILENT, mask=live, other=0) == 0)
         begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=live, other=0)
-        to = tl.load(starts + number, mask=live, other=0) + (i - begin) * DIM
+        to = tl.load(starts + number, mask=live, other=0) + (i - begin).to(tl.int64) * DIM
     has = shown & (slot >= 0)
     element = tl.arange(0, D)
     rows = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True)
@@ -223,7 +222,7 @@ def gather_lacking(
             to = i.to(tl.int64) * DIM
         else:
             begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=live, other=0)
-            to = tl.load(starts + number, mask=live, other=0) + (i - begin) * DIM
+            to = tl.load(starts + number, mask=live, other=0) + (i - begin).to(tl.int64) * DIM
         tl.store(
             out + to[:, None] + element[None, :],
             nearest(nearest(born, WEIGHTS).to(tl.float32), out.dtype.element_ty),

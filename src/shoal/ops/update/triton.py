@@ -292,13 +292,14 @@ def deal(
     live = slot >= 0
     item = tl.load(order + at, mask=live, other=0)
     ticket = tl.load(tickets + item, mask=live, other=-1)
-    # An item of a bad bag has none: it brings no gradient to its row.
+    # An item in no bag brings no gradient; its ticket says whose it is.
     given = ticket >= 0
     part = tl.where(given, ticket >> TICKET_BITS, 0)
     place = tl.where(given, ticket & TICKET_MASK, NOWHERE)
     if MOVED:
         place = place + tl.load(moved + part, mask=given, other=0)
-    table = tl.load(parts + part * PART_COLUMNS + TABLE, mask=live, other=0)
+    table = tl.load(parts + part * PART_COLUMNS + TABLE, mask=live & given, other=0)
+    table = tl.where(given, table, -1 - ticket)
     place += table << TICKET_BITS
     tl.store(dealt + at, place, mask=live)
     if first < total:
