@@ -80,6 +80,35 @@ def test_assign_and_load_are_refused_where_there_is_no_room():
     assert all(torch.equal(value, before[name]) for name, value in bags.state_dict().items())
 
 
+@pytest.mark.parametrize("size", ["4KiB", "8KiB", "40KiB"])
+def test_a_full_table_keeps_to_its_budget_and_can_be_loaded_again(size):
+    def made():
+        return on_device(in_hbm(sgd(), size))
+
+    bags = made()
+    with pytest.raises(CapacityError):
+        for first in range(0, 10_000, 90):
+            train(bags, kjt({"a": [list(range(first, first + 90))]}))
+            bags.check()
+    rows = bags._group._rows
+    budget = shoal.Hbm(size).bytes
+    assert rows.storage.bytes + rows.index.bytes(0) <= budget
+    assert len(bags.table("a")) * 32 >= budget // 2 - 1024  # rows take 32 bytes, their index about 22
+    state = bags.state_dict()
+    for again in (bags, made()):
+        again.load_state_dict(state)
+        assert torch.equal(again.table("a").keys(), bags.table("a").keys())
+        assert again._group._rows.storage.bytes + again._group._rows.index.bytes(0) <= budget
+    train(bags, kjt({"a": [bags.table("a").keys()[:5].tolist() * 50]}))  # no new key
+    bags.check()
+
+
+def test_memory_grows_with_the_rows():
+    bags = on_device(Table("a", 128, optimizer=shoal.Adam()))
+    train(bags, kjt({"a": [[1, 2, 3]]}))
+    assert bags._group._rows.storage.bytes < 2**21
+
+
 def test_a_budget_below_one_row_is_refused():
     bags = on_device(in_hbm(sgd(), 16))
     with pytest.raises(CapacityError):
@@ -229,6 +258,26 @@ def test_items_of_bad_bags_bring_no_gradient_to_their_rows(monkeypatch):
     with pytest.raises(InputError, match="2 bags"):
         bags.check()
     assert torch.equal(bags.table("a").lookup([3, 4]), before)
+
+
+@pytest.mark.parametrize("offsets", [(1, 3, 5), (0, 2, 4), (2, 2, 2)])
+def test_offsets_that_leave_values_out_are_an_error(offsets):
+    bags = on_device(sgd())
+    bags._group.lookup(["a"], here(1, 2, 3, 4, 5), here(*offsets), None, 4, False, False, torch.float32)
+    with pytest.raises(InputError, match="offsets"):
+        bags.check()
+
+
+def test_items_in_no_bag_are_their_own_tables():
+    decaying = Table("a", 4, init=shoal.Constant(1.0), optimizer=shoal.AdamW(lr=0.5, weight_decay=1.0))
+    plain = Table("b", 4, init=shoal.Constant(1.0), optimizer=shoal.AdamW(lr=0.5, weight_decay=0.0))
+    bags = on_device(decaying, plain)
+    values, offsets = here(1, 2, 9, 9), here(0, 1, 2, 9, 4)
+    _, lease = bags._group.lookup(["a", "b"], values, offsets, None, 8, True, True, torch.float32)
+    bags._group.update(lease, values, offsets, None, [torch.zeros(2, 8, device=DEVICE)], False)
+    with pytest.raises(InputError):
+        bags.check()
+    assert bags.table("b").lookup(here(9)).tolist() == [[1.0] * 4]
 
 
 def test_a_batch_of_2_to_the_30_values_is_refused():

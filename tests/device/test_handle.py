@@ -153,3 +153,16 @@ def test_an_empty_state_dict_empties_the_tables():
     assert twins.device.table("a").stats().step == 0
     train(twins.device, random_kjt(["a", "b", "c"]))
     twins.device.check()
+
+
+def test_slots_of_erased_rows_come_back_when_tables_are_loaded():
+    bags = on_device(Table("a", 4))
+    state = bags.state_dict()
+    held = bags._group._rows.storage.families[0]
+    for _ in range(3):
+        out = bags(kjt({"a": [list(range(40))]}).to(DEVICE))
+        bags.table("a").erase(here(*range(40)))
+        bags.load_state_dict(state)
+        del out
+        free = len(held.free) - int(bags._group._rows.ledger.taken[0])
+        assert free == held.slots

@@ -46,6 +46,10 @@ def finding_grids(n: int, copies: int) -> tuple[int, int]:
     return blocks(n, _FIND_BLOCK), max(1, min(blocks(copies * n, _LIST_BLOCK), WALKERS))
 
 
+def _buckets_for(keys: int) -> int:
+    return max(math.ceil(keys / (ENTRIES * _MOST_LOAD)), _LEAST_BUCKETS)
+
+
 def steps_of(features: int) -> int:
     """Halvings that find a position's feature."""
     return max(features - 1, 0).bit_length()
@@ -81,18 +85,20 @@ class DeviceIndex:
         """Keys that fit a table's buckets as they are."""
         return math.floor(self._buckets[table] * ENTRIES * _MOST_LOAD)
 
-    def buckets_for(self, table: int, keys: int) -> int:
-        """How many buckets a table has once `keys` keys fit."""
-        if keys <= self.capacity(table):
-            return self._buckets[table]
-        wanted = math.ceil(keys / (ENTRIES * _MOST_LOAD))
-        return max(wanted, math.ceil(self._buckets[table] * _GROWTH), _LEAST_BUCKETS)
+    @staticmethod
+    def bytes_for(keys: int) -> int:
+        """Bytes of the least buckets that hold so many keys."""
+        return _buckets_for(keys) * BUCKET_BYTES
 
-    def reserve(self, table: int, keys: int) -> None:
-        """Make room for `keys` keys in all: the buckets move to a larger run, no row does."""
-        buckets = self.buckets_for(table, keys)
-        if buckets != self._buckets[table]:
-            self._resize(table, buckets)
+    def reserve(self, table: int, keys: int, most: int | None = None) -> None:
+        """Make room for `keys` keys in all, of which there will never be more than `most`: the buckets move to a larger
+        run, no row does."""
+        if keys <= self.capacity(table):
+            return
+        # Some at a time, as a bucket that moves costs as much as several finds.
+        ahead = math.ceil(self._buckets[table] * _GROWTH)
+        ahead = ahead if most is None else min(ahead, _buckets_for(most))
+        self._resize(table, max(_buckets_for(keys), ahead))
 
     def clear(self, table: int) -> None:
         """Forget all keys of a table."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import Column
+from shoal.errors import CapacityError
 from shoal.ops.launch import blocks, power_of_two
 from shoal.ops.rows import triton as kernels
 
@@ -112,24 +113,33 @@ class HbmStorage:
         return len(self.families[family].free)
 
     def grow(self, family: int, rows: int) -> None:
-        """Add slabs for at least `rows` rows. Asks the device how many free slots were taken, and so waits for it."""
+        """Add slabs for so many rows, at least one; the last slab has no more than it must.
+
+        Waits for the device: it asks how many of the free slots were taken.
+        """
         held = self.families[family]
         layout, slab_rows = held.layout, 1 << self.slab_bits
-        slabs = max(1, (rows + slab_rows - 1) // slab_rows)
-        slab_bytes = slab_rows * layout.row_bytes
-        memory = torch.empty(slabs * slab_bytes, dtype=torch.uint8, device=self.anchor.device)
-        begins = (memory.data_ptr() - self.anchor.data_ptr() + slab_bytes * torch.arange(slabs)) // _UNIT
+        slabs = (rows + slab_rows - 1) // slab_rows
         first = self._slab_count
-        table = torch.stack([begins, begins + slab_rows * layout.weight_stride], dim=1)
         if first + slabs > len(self.slabs):
-            raise MemoryError
+            raise CapacityError(
+                f"[device] a collection's tables have up to {len(self.slabs)} slabs of {slab_rows} rows; these have "
+                f"{first}, and {rows} more rows were wanted. Spread the tables over several collections."
+            )
+        lengths = torch.full((slabs,), slab_rows)
+        lengths[-1] = rows - (slabs - 1) * slab_rows
+        slab_bytes = slab_rows * layout.row_bytes
+        memory = torch.empty(int(lengths.sum()) * layout.row_bytes, dtype=torch.uint8, device=self.anchor.device)
+        begins = (memory.data_ptr() - self.anchor.data_ptr() + slab_bytes * torch.arange(slabs)) // _UNIT
+        table = torch.stack([begins, begins + lengths * layout.weight_stride], dim=1)
         self.slabs[first : first + slabs] = table.to(self.anchor.device)
         self.family_of[first : first + slabs] = family
         self._slab_count += slabs
         self._memory.append(memory)
-        fresh = torch.arange(first << self.slab_bits, (first + slabs) << self.slab_bits, dtype=torch.int32)
+        begin = first << self.slab_bits
+        fresh = torch.arange(begin, begin + int(lengths.sum()), dtype=torch.int32)
         self._relist(family, fresh.to(self.anchor.device))
-        held.slots += slabs * slab_rows
+        held.slots += len(fresh)
 
     def give(self, family: int, slots: Tensor) -> None:
         """Free slots. Waits for the device."""

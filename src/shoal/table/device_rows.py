@@ -31,6 +31,7 @@ TRITON_TYPES = {
 }
 _UNLIMITED = 2**31 - 1
 _BATCHES_AHEAD = 4
+_LEAST_GROWTH = 1024  # rows
 
 
 def signed(word: int) -> int:
@@ -136,6 +137,10 @@ class DeviceRows:
         self.normal = _native.normal_table().to(device)
         self.has_normal = any(isinstance(config.init, Normal) for config in configs)
         self._budgets = [None if not config.tiers else config.tiers[0].bytes for config in configs]
+        # Most rows that a table may have.
+        self._within = [self._rows_within(budget, number) for number, budget in enumerate(self._budgets)]
+        self.index.describe(self.families, self._within)
+        self._hopeless = [number for number, rows in enumerate(self._within) if rows == 0]
         # By table and then by family, how many rows there can be at most: `_known`, and all that batches could have
         # added, of which `_known` leaves out what was counted; and how many fit.
         rooms = self.ledger.rooms
@@ -143,11 +148,10 @@ class DeviceRows:
         self._added = np.zeros(rooms, dtype=np.int64)
         self._added_by: dict[int, np.ndarray] = {0: self._added}  # number of a copy of the ledger
         self._fit = np.zeros(rooms, dtype=np.int64)
-        self._most_rows = np.full(rooms, 2**62, dtype=np.int64)
+        self._most_rows = np.array([*self._within, *[2**62] * len(layouts)], dtype=np.int64)
         self._family_of = np.array(self.families)
         self._programs = Programs()
         self.scratch = Scratch(device)  # for what inserts, which has the tables to itself
-        self._describe()
 
     def _initialisers(self, seed: int) -> tuple[Tensor, Tensor]:
         inits, scales = [], []
@@ -175,15 +179,17 @@ class DeviceRows:
         """The layout of a table's rows."""
         return self.storage.families[self.families[table]].layout
 
-    def _describe(self) -> None:
-        most = []
-        for number, budget in enumerate(self._budgets):
-            rows = _UNLIMITED
-            if budget is not None:
-                rows = min(rows, max(budget - self.index.bytes(number), 0) // self.layout(number).row_bytes)
-            most.append(rows)
-        self.index.describe(self.families, most)
-        self._most_rows[: len(most)] = most
+    def _rows_within(self, budget: int | None, number: int) -> int:
+        """The most rows that fit a table's budget together with their index."""
+        if budget is None:
+            return _UNLIMITED
+        rows = min(budget // self.layout(number).row_bytes, _UNLIMITED)
+        while rows > 0 and (over := self._bytes_of(number, rows) - budget) > 0:
+            rows -= max(1, over // (2 * self.layout(number).row_bytes + BUCKET_BYTES))
+        return max(rows, 0)
+
+    def _bytes_of(self, number: int, rows: int) -> int:
+        return rows * self.layout(number).row_bytes + self.index.bytes_for(rows)
 
     # ---- room
 
@@ -198,6 +204,8 @@ class DeviceRows:
 
         `more` must not change any more.
         """
+        for number in self._hopeless:
+            self._require_budget(number, int(more[number]))
         if not self._fits(more):
             self.hear()
             # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
@@ -220,8 +228,20 @@ class DeviceRows:
 
     def _fits(self, more: np.ndarray) -> bool:
         most = self._known + self._added
-        most += more
-        return bool((np.minimum(most, self._most_rows) <= self._fit).all())
+        short = np.minimum(most + more, self._most_rows) > self._fit
+        if not short.any():
+            return True
+        tables = len(self.configs)
+        enough = most[tables:] + self._new_rows(most, more) <= self._fit[tables:]
+        return bool(enough.all() and not short[:tables].any())
+
+    def _new_rows(self, most: np.ndarray, more: np.ndarray) -> np.ndarray:
+        """By family, rows that so many new keys can bring: no table goes beyond its budget."""
+        tables = len(self.configs)
+        by_family = np.zeros(len(self.storage.families), dtype=np.int64)
+        left = np.maximum(self._most_rows - most, 0)[:tables]
+        np.add.at(by_family, self._family_of, np.minimum(more[:tables], left))
+        return by_family
 
     def hear(self, wait: bool = False) -> np.ndarray | None:
         """Read what the device counted, if it is there; with `wait`, the oldest that is on its way at least."""
@@ -246,30 +266,27 @@ class DeviceRows:
 
     def _grow(self, more: np.ndarray) -> None:
         # Beyond this batch, room for some like it: so far may the host be ahead of the device without waiting.
-        tables = len(self.configs)
+        tables, more = len(self.configs), _BATCHES_AHEAD * more
         most = self._known + self._added
         for number in np.nonzero(more[:tables])[0].tolist():
-            wanted = min(int(most[number] + _BATCHES_AHEAD * more[number]), int(self._most_rows[number]))
-            self._require_budget(number)
-            self.index.reserve(number, wanted)
+            within = self._within[number]
+            self.index.reserve(number, min(int(most[number] + more[number]), within), within)
             self._fit[number] = self.index.capacity(number)
-        self._describe()
-        for family in np.nonzero((most + more)[tables:] > self._fit[tables:])[0].tolist():
-            at = tables + family
-            lacking = int(most[at] + _BATCHES_AHEAD * more[at] - self._fit[at])
-            held = self.storage.families[family]
-            self.storage.grow(family, max(lacking, held.slots // 8))
-            self._taken_anew(family)
+        for family, new in enumerate(self._new_rows(most, more).tolist()):
+            lacking = int(most[tables + family] + new - self._fit[tables + family])
+            if lacking > 0:
+                slots = self.storage.families[family].slots
+                within = sum(self._within[number] for number, other in enumerate(self.families) if other == family)
+                self.storage.grow(family, max(lacking, min(max(slots // 8, _LEAST_GROWTH), within - slots)))
+                self._taken_anew(family)
 
     def require_room(self, number: int, keys: int) -> None:
         """Raise CapacityError where a table's budget does not hold so many keys."""
         budget = self._budgets[number]
-        if budget is None:
-            return
-        wanted = self.index.buckets_for(number, keys) * BUCKET_BYTES + keys * self.layout(number).row_bytes
-        if wanted > budget:
+        if budget is not None and keys > self._within[number]:
+            size = format_size(self._bytes_of(number, keys))
             raise CapacityError(
-                f"[table {self.configs[number].name!r}] {keys} rows take {format_size(wanted)}; the budget is "
+                f"[table {self.configs[number].name!r}] {keys} rows take {size}; the budget is "
                 f"Hbm({format_size(budget)!r}). Raise it in Table(tiers=[Hbm(...)]), or erase keys that are not needed."
             )
 
@@ -279,12 +296,12 @@ class DeviceRows:
         births = int(self.ledger.keys[number]) + self._gone[number]
         return {"lookups": looked, "hits": looked - missed, "births": births}
 
-    def _require_budget(self, number: int) -> None:
+    def _require_budget(self, number: int, keys: int) -> None:
         budget = self._budgets[number]
-        least = self.layout(number).row_bytes + self.index.bytes(number)
-        if budget is not None and budget < least:
+        if keys and budget is not None:
+            least = format_size(self._bytes_of(number, 1))
             raise CapacityError(
-                f"[table {self.configs[number].name!r}] a row and its index take {format_size(least)}; the budget is "
+                f"[table {self.configs[number].name!r}] a row and its index take {least}; the budget is "
                 f"Hbm({format_size(budget)!r}). Raise it in Table(tiers=[Hbm(...)])."
             )
 
