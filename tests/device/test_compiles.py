@@ -1,0 +1,97 @@
+"""That every kernel compiles for a GPU: the interpreter takes what the compiler does not."""
+
+import os
+import subprocess
+import sys
+
+import torch
+
+import shoal
+from shoal import Table
+
+# The types of what each call of a program brings.
+WIDE = ("values", "offsets", "won_at", "victims", "tickets", "starts", "order", "moved", "scores", "dealt", "dealt_keys",
+        "piece_tickets", "steps")  # fmt: skip
+FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")
+NUMBERS = ("n", "batch", "total", "stamp", "pinned_from")
+
+
+def test_every_kernel_compiles_for_a_gpu():
+    settings = {**os.environ, "TRITON_INTERPRET": "0"}
+    run = subprocess.run([sys.executable, __file__], env=settings, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert int(run.stdout.split()[0]) > 25, run.stdout
+
+
+def type_of(name):
+    if name in NUMBERS or name.startswith("supply"):
+        return "i32"
+    return "*i64" if name in WIDE else "*fp32" if name in FLOATS else "*i32"
+
+
+def compiled(launch, names):
+    """The kernel of a launch, for an H100 or H200. `names`: of the variables."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from shoal.ops.launch import Variable
+
+    tensors = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32", torch.float64: "*fp64"}
+    kernel, signature, aligned = launch.kernel, {}, {}
+    for place, (name, argument) in enumerate(zip(kernel.arg_names, launch.arguments, strict=False)):
+        if isinstance(argument, Variable):
+            signature[name] = type_of(names[argument.place])
+        else:
+            signature[name] = "i32" if isinstance(argument, int) else tensors[argument.dtype]
+        if signature[name].startswith("*") and not getattr(argument, "first", 0):
+            aligned[place,] = [["tt.divisibility", 16]]
+    signature |= dict.fromkeys(launch.constants, "constexpr")
+    source = ASTSource(kernel, signature, constexprs=dict(launch.constants), attrs=aligned)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=dict(launch.options))
+
+
+def programs():
+    """The launches of lookups and updates of several kinds, and the names of their variables."""
+    from shoal.index.device import EVICTING
+    from shoal.ops.launch import variables
+    from shoal.table.device_lookup import Lookups
+    from shoal.table.device_plan import DevicePlan
+    from shoal.table.device_rows import DeviceRows
+    from shoal.table.device_update import Settings, Updates
+
+    def made(*tables):
+        rows = DeviceRows(list(tables), 0, torch.device("cpu"))
+        plan = DevicePlan(rows.configs, rows.families, [table.name for table in tables], rows.device)
+        hypers = [table.optimizer.hyper() for table in tables]
+        return rows, plan, Lookups(rows), Updates(rows, Settings(rows, hypers))
+
+    def names(v):
+        return {variable.place: name for name, variable in vars(v).items()}
+
+    normal = shoal.Normal(0, 1)
+    rows, plan, lookups, updates = made(Table("a", 64), Table("b", 33, init=normal, dtype="bfloat16"))
+    yield lookups._launches(plan, True, True, True, True), names(lookups._v)
+    yield updates._launches(plan, True, False, True, True), names(updates._v)
+    v = variables(*rows.variables, *EVICTING)
+    tables_of = torch.zeros(1, 1, dtype=torch.int32)
+    yield rows.find(v, tables_of, (1, 1), insert=True, evict=True, rows=False), names(v)
+    adam = shoal.Adam(clip=shoal.Clip(norm=1.0))
+    rows, plan, lookups, updates = made(
+        Table("a", 128, pooling="none", optimizer=adam), Table("b", 5, pooling="none", optimizer=shoal.Ftrl())
+    )
+    yield lookups._launches(plan, True, True, False, False), names(lookups._v)
+    yield updates._launches(plan, True, True, False, False), names(updates._v)
+
+
+if __name__ == "__main__":
+    from shoal.ops.launch import Launch
+
+    seen = set()
+    for launches, names in programs():
+        for launch in launches:
+            if isinstance(launch, Launch):
+                key = (launch.kernel.__name__, str(launch.constants))
+                if key not in seen:
+                    seen.add(key)
+                    compiled(launch, names)
+    print(len(seen), "kernels")
