@@ -126,15 +126,16 @@ def render(rows: Sequence[Row]) -> str:
     (copy,) = (row.us for row in rows if not row.work)
     cells = {(row.kernel, row.work): row for row in rows if row.work}
     shown = sorted({kernel for kernel, _ in cells}, key=lambda kernel: -max(cell(cells, kernel, w) for w in WORKS))
-    lines = [f"| kernel | {' | '.join(WORKS)} |", "|---" * (len(WORKS) + 1) + "|"]
+    works = [work for work in WORKS if any(of == work for _, of in cells)]
+    lines = [f"| kernel | {' | '.join(works)} |", "|---" * (len(works) + 1) + "|"]
     for kernel in shown:
         texts = []
-        for work in WORKS:
+        for work in works:
             row = cells.get((kernel, work))
             share = "" if row is None or not row.reached else f" ({row.reached:.2f})"
             texts.append("" if row is None else f"{row.us:.0f}{share}")
         lines.append(f"| {kernel} | {' | '.join(texts)} |")
-    sums = [f"{sum(cell(cells, kernel, work) for kernel in shown):.0f}" for work in WORKS]
+    sums = [f"{sum(cell(cells, kernel, work) for kernel in shown):.0f}" for work in works]
     lines.append(f"| **all** | {' | '.join(sums)} |")
     notes = f"Commit `{rows[0].commit}` on {rows[0].machine}, {last[:10]}; a copy moves {copy:.2f} TB/s there."
     return "\n".join([*lines, "", notes, ""])

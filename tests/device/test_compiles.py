@@ -10,8 +10,10 @@ import shoal
 from shoal import Table
 
 # The types of what each call of a program brings.
-WIDE = ("values", "offsets", "won_at", "victims", "tickets", "starts", "order", "moved", "scores", "dealt", "dealt_keys",
-        "piece_tickets", "steps")  # fmt: skip
+WIDE = (
+    "values", "offsets", "won_at", "victims", "tickets", "starts", "order", "moved", "scores", "dealt", "dealt_keys",
+    "piece_tickets", "steps",
+)  # fmt: skip
 FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")
 NUMBERS = ("n", "batch", "total", "stamp", "pinned_from")
 
