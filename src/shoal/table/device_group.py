@@ -92,10 +92,7 @@ class DeviceGroup(Group):
         tables = len(self.tables)
         new = wrong.astype(np.int64) - self._reported
         self._reported = wrong.copy()
-        refusals, dropped, skipped = new[:tables], new[tables:-1:2], new[tables + 1 : -1 : 2]
-        for table, drops, skips in zip(self.tables, dropped.tolist(), skipped.tolist(), strict=True):
-            table.counters.add("dropped_gradients", drops)
-            table.counters.add("skipped_rows", skips)
+        refusals, skipped = new[:tables], new[tables + 1 : -1 : 2]
         if new[-1]:
             raise InputError(
                 f"[{self.name}] offsets must not decrease and must stay within the values; {new[-1]} bags of an "

@@ -294,7 +294,14 @@ class DeviceRows:
         """What the device counted about a table since it was made."""
         looked, missed = self.tally[:, number].tolist()
         births = int(self.ledger.keys[number]) + self._gone[number]
-        return {"lookups": looked, "hits": looked - missed, "births": births}
+        dropped, skipped = self.ledger.left_out[2 * number : 2 * number + 2].tolist()
+        return {
+            "lookups": looked,
+            "hits": looked - missed,
+            "births": births,
+            "dropped_gradients": dropped,
+            "skipped_rows": skipped,
+        }
 
     def _require_budget(self, number: int, keys: int) -> None:
         budget = self._budgets[number]
