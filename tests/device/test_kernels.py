@@ -8,10 +8,10 @@ from device_tables import DEVICE
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from shoal.ops.apply.triton import stochastic_bf16, stochastic_f16
 from shoal.ops.birth import reference as birth
 from shoal.ops.birth.triton import nearest, philox
 from shoal.ops.update import reference as updating
-from shoal.ops.update.triton import stochastic_bf16, stochastic_f16
 from shoal.table.device_rows import signed
 
 N = 64

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.errors import ShoalError
 from shoal.ops.find import triton as kernels
+from shoal.ops.insert import triton as inserts
 from shoal.ops.launch import Launch, Variable, blocks, power_of_two
 
 _UNIT: int = kernels.UNIT.value
@@ -169,7 +170,7 @@ class DeviceIndex:
     def claim(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
         """Entries for the keys that were not found. REQUIRES: room for them."""
         return self._launch(
-            kernels.claim,
+            inserts.claim,
             (v.walkers,),
             (
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won_at, refused,
@@ -181,7 +182,7 @@ class DeviceIndex:
     def evict(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
         """Entries and slots for the keys that were not found, of those that were not used for longest."""
         return self._launch(
-            kernels.evict,
+            inserts.evict,
             (v.walkers,),
             (
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won_at, v.won_slots,
@@ -193,7 +194,7 @@ class DeviceIndex:
     def find_lost(self, v: Any, tables_of: Tensor | Variable, features: int) -> Launch:
         """Slots of the items that were missing, now that their keys are in."""
         return self._launch(
-            kernels.find_lost,
+            inserts.find_lost,
             (v.walkers,),
             (
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots, v.lost, v.counts, v.n, v.batch,

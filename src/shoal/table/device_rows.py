@@ -17,11 +17,12 @@ from shoal import _native
 from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError
 from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids, steps_of
+from shoal.ops.apply.triton import COUNT_COLUMNS
 from shoal.ops.birth import triton as birth_kernels
 from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
 from shoal.ops.rows import triton as row_kernels
-from shoal.ops.update import triton as update_kernels
 from shoal.storage.hbm import HbmStorage, Layout
+from shoal.table.ledger import Ledger
 
 _KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
 TRITON_TYPES = {
@@ -37,75 +38,6 @@ _LEAST_GROWTH = 1024  # rows
 def signed(word: int) -> int:
     """A 64-bit word as torch stores it."""
     return word - 2**64 if word >= 2**63 else word
-
-
-class Ledger:
-    """What the kernels count, in one tensor: it comes to the host in one copy.
-
-    By table the keys, by family the slots taken; then what went wrong: by table keys refused for want of room,
-    gradients dropped and rows skipped; bad bags.
-    """
-
-    def __init__(self, tables: int, families: int, device: torch.device) -> None:
-        self.rooms = tables + families
-        self.device = torch.zeros(self.rooms + 3 * tables + 1, dtype=torch.int32, device=device)
-        self.keys = self.device[:tables]
-        self.taken = self.device[tables : self.rooms]
-        self.refused = self.device[self.rooms : self.rooms + tables]
-        self.left_out = self.device[self.rooms + tables : self.rooms + 3 * tables]
-        self.bad_bags = self.device[self.rooms + 3 * tables :]
-        on_gpu = device.type == "cuda"
-        copies = torch.zeros(8, len(self.device), dtype=torch.int32, pin_memory=on_gpu)
-        self._copies = list(copies)
-        self._read = copies.numpy()
-        self._wrong = self._read[:, self.rooms :]
-        self._events: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(8)]
-        for event in self._events if on_gpu else []:
-            event.record(torch.cuda.current_stream(device))  # it has a handle from then on
-        self.sent = 0
-        self._heard = 0
-
-    def next(self) -> tuple[Tensor, Any]:
-        """Where the next copy goes, and the event behind it. The caller sends it."""
-        at = self.sent % len(self._copies)
-        self.sent += 1
-        return self._copies[at], self._events[at]
-
-    def send(self) -> None:
-        """Copy it to the host behind what was launched so far."""
-        copy, event = self.next()
-        copy.copy_(self.device, non_blocking=True)
-        if event is not None:
-            event.record()
-
-    def hear(self, wait: bool = False) -> tuple[int, np.ndarray] | None:
-        """The newest copy that is there and was not heard yet, and its number; with `wait`, at least the oldest.
-
-        It is the caller's until others were sent.
-        """
-        found = None
-        number = max(self._heard, self.sent - len(self._copies)) + 1
-        while number <= self.sent:
-            event = self._events[(number - 1) % len(self._copies)]
-            if event is not None and not event.query():
-                if not wait or found is not None:
-                    break
-                event.synchronize()
-            self._heard = number
-            found = number, self._read[(number - 1) % len(self._copies)]
-            number += 1
-        return found
-
-    def says_worse(self, reported: np.ndarray) -> bool:
-        """Whether more went wrong than was reported, as far as copies came: they are looked at where they lie."""
-        return bool((self._wrong > reported).any())
-
-    def hear_all(self) -> tuple[int, np.ndarray]:
-        """What is counted now: waits for the device."""
-        self.send()
-        while (heard := self.hear(wait=True)) is None or heard[0] < self.sent:
-            pass
-        return heard
 
 
 class DeviceRows:
@@ -487,5 +419,5 @@ class DeviceRows:
     @property
     def update_counts(self) -> Tensor:
         """By table: gradients dropped, rows skipped."""
-        assert update_kernels.COUNT_COLUMNS.value == 2
+        assert COUNT_COLUMNS.value == 2
         return self.ledger.left_out

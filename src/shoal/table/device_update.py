@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
+from shoal.ops.apply.triton import HYPER_COLUMNS
 from shoal.ops.launch import Fill, Launch, Pieces, Send, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.update import triton as kernels
@@ -75,9 +76,7 @@ class Settings:
         self.kinds: dict[int, Any] = {}
         self.reductions: dict[int, int] = {}
         self.plain: dict[int, bool] = {}
-        self.device = torch.zeros(
-            len(rows.configs), kernels.HYPER_COLUMNS.value, dtype=torch.float64, device=rows.device
-        )
+        self.device = torch.zeros(len(rows.configs), HYPER_COLUMNS.value, dtype=torch.float64, device=rows.device)
         self.refresh(hypers)
 
     def refresh(self, hypers: Sequence[Mapping[str, Any]]) -> None:

@@ -16,10 +16,10 @@ from shoal.ops.find.triton import (
     STAMP_BEHIND_SLOT,
     UNIT,
     digest_of,
-    lost_keys,
     mix64,
 )
 from shoal.ops.find.triton import TABLE_COLUMNS as COLUMNS
+from shoal.ops.insert.triton import lost_keys
 
 ZEROS = tl.constexpr(0)
 CONSTANT = tl.constexpr(1)

@@ -1,0 +1,1 @@
+"""Entries for keys that the index in device memory does not have."""
