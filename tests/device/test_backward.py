@@ -187,6 +187,8 @@ def test_a_gradient_scaler_unscales_and_skips():
     scaler.step(bags.optimizer)
     scaler.update()
     assert scaler.get_scale() == 4.0
+    stats = bags.table("a").stats()
+    assert (stats.step, stats.counters["skipped_backwards"]) == (1, 1)
     assert torch.equal(bags.table("a").lookup([1, 2, 3]), before)
     assert bags.table("a").stats().step == 1
     bags.check()

@@ -95,8 +95,9 @@ class DeviceGroup(Group):
         refusals, skipped = new[:tables], new[tables + 1 : -1 : 2]
         if new[-1]:
             raise InputError(
-                f"[{self.name}] offsets must not decrease and must stay within the values; {new[-1]} bags of an "
-                f"earlier batch did not, and were read as empty."
+                f"[{self.name}] offsets must begin at 0, must not decrease and must end at the number of values; "
+                f"{new[-1]} bags of an earlier batch did not keep to it. Those without a place among the values were "
+                f"read as empty."
             )
         refused = [
             f"{count} of {table.config.name!r}"

@@ -58,8 +58,8 @@ class DeviceRows:
             self.families.append(kinds.index(kind))
         tables = len(configs)
         self.ledger = Ledger(tables, len(layouts), device)
-        # By table: keys looked up and missed; and keys that are gone, erased or replaced.
-        self.tally = torch.zeros(2, tables, dtype=torch.int64, device=device)
+        # By table: keys looked up and missed, backwards skipped; and keys that are gone, erased or replaced.
+        self.tally = torch.zeros(3, tables, dtype=torch.int64, device=device)
         self._gone = [0] * tables
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
         self.index = DeviceIndex(self.anchor, tables)
@@ -224,7 +224,7 @@ class DeviceRows:
 
     def counted(self, number: int) -> dict[str, int]:
         """What the device counted about a table since it was made."""
-        looked, missed = self.tally[:, number].tolist()
+        looked, missed, backwards = self.tally[:, number].tolist()
         births = int(self.ledger.keys[number]) + self._gone[number]
         dropped, skipped = self.ledger.left_out[2 * number : 2 * number + 2].tolist()
         return {
@@ -233,6 +233,7 @@ class DeviceRows:
             "births": births,
             "dropped_gradients": dropped,
             "skipped_rows": skipped,
+            "skipped_backwards": backwards,
         }
 
     def _require_budget(self, number: int, keys: int) -> None:

@@ -291,8 +291,8 @@ class Updates:
             (v.deal_blocks,),
             (
                 v.sorted, v.order, v.tickets, plan.device_parts, v.moved, v.item_shares, v.values, v.dealt,
-                v.dealt_shares, v.dealt_keys, rows.steps, self._steps_now, plan.trained_mask, v.skip, v.pieces,
-                v.piece_slots, v.piece_tickets, v.counts, v.total, v.n, len(rows.configs),
+                v.dealt_shares, v.dealt_keys, rows.steps, self._steps_now, plan.trained_mask, v.skip, rows.tally[2],
+                v.pieces, v.piece_slots, v.piece_tickets, v.counts, v.total, v.n, len(rows.configs),
             ),
             {
                 "MOVED": moved,

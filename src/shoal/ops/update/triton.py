@@ -80,8 +80,8 @@ def aim(slots, tables_of, offsets, targets, n, batch, features, STEPS: tl.conste
 
 
 @triton.jit
-def advance(steps, steps_now, trained, skip, tables, SCALED: tl.constexpr):
-    """Copy the tables' steps for this update, and count those that it trains one further."""
+def advance(steps, steps_now, trained, skip, skipped, tables, SCALED: tl.constexpr):
+    """Copy the tables' steps for this update, and count those that it trains one further, or as skipped."""
     first = 0
     while first < tables:
         table = first + tl.arange(0, 128)
@@ -89,7 +89,9 @@ def advance(steps, steps_now, trained, skip, tables, SCALED: tl.constexpr):
         step = tl.load(steps + table, mask=inside, other=0)
         more = tl.load(trained + table, mask=inside, other=0)
         if SCALED:
-            more = tl.where(tl.load(skip) != 0, 0, more)
+            left_out = tl.where(tl.load(skip) != 0, more, 0)
+            tl.store(skipped + table, tl.load(skipped + table, mask=inside, other=0) + left_out, mask=inside)
+            more = more - left_out
         tl.store(steps_now + table, step, mask=inside)
         tl.store(steps + table, step + more, mask=inside)
         first += 128
@@ -156,7 +158,7 @@ def list_pieces(
 @triton.jit(do_not_specialize=["total", "n", "tables"])
 def deal(
     sorted_slots, order, tickets, parts, moved, item_shares, values, dealt, dealt_shares, dealt_keys,
-    steps, steps_now, trained, skip, pieces, piece_slots, piece_tickets, piece_count, total, n, tables,
+    steps, steps_now, trained, skip, skipped, pieces, piece_slots, piece_tickets, piece_count, total, n, tables,
     MOVED: tl.constexpr, SHARED: tl.constexpr, KEYED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What the update needs of each item, in sorted order: all at once, as one load waits for another.
@@ -165,7 +167,7 @@ def deal(
     """
     first = tl.program_id(0) * BLOCK
     if first == 0:
-        advance(steps, steps_now, trained, skip, tables, SCALED)
+        advance(steps, steps_now, trained, skip, skipped, tables, SCALED)
     at = first + tl.arange(0, BLOCK)
     # Items without a row to update may have no ticket.
     slot = tl.load(sorted_slots + at, mask=at < total, other=-1)
