@@ -154,6 +154,23 @@ def test_it_agrees_with_a_dict(data):
     assert len(set(wanted.values())) == len(wanted)
 
 
+def test_buckets_that_are_no_longer_full_lose_their_marks():
+    held = rows()
+    held.index.reserve(0, 100)
+    keys = colliding(2 * ENTRIES)
+    wanted = insert(held, keys)
+
+    def marks():
+        return int(held.index._buffers[0].view(torch.uint8)[:, ENTRIES].sum())
+
+    assert marks() >= 1
+    for gone in (keys[1:ENTRIES], keys[ENTRIES + 1 :]):
+        assert held.erase(0, here(*gone)).tolist() == [wanted.pop(key) for key in gone]
+    held.tidy(0, held.index.capacity(0))  # as if more had come and gone
+    assert marks() == 0
+    assert_holds(held, wanted)
+
+
 # ---- eviction
 
 

@@ -101,6 +101,11 @@ class DeviceIndex:
         ahead = ahead if most is None else min(ahead, _buckets_for(most))
         self._resize(table, max(_buckets_for(keys), ahead))
 
+    def rebuild(self, table: int) -> None:
+        """The same keys in fresh buckets: those that are no longer full lose their mark, and finds end there again."""
+        if self._buckets[table]:
+            self._resize(table, self._buckets[table])
+
     def clear(self, table: int) -> None:
         """Forget all keys of a table."""
         self._buffers[table] = None

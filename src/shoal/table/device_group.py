@@ -93,6 +93,8 @@ class DeviceGroup(Group):
         new = wrong.astype(np.int64) - self._reported
         self._reported = wrong.copy()
         refusals, skipped = new[:tables], new[tables + 1 : -1 : 2]
+        for number in np.nonzero(refusals)[0].tolist():
+            self._rows.tidy(number, int(refusals[number]))
         if new[-1]:
             raise InputError(
                 f"[{self.name}] offsets must begin at 0, must not decrease and must end at the number of values; "

@@ -61,6 +61,7 @@ class DeviceRows:
         # By table: keys looked up and missed, backwards skipped; and keys that are gone, erased or replaced.
         self.tally = torch.zeros(3, tables, dtype=torch.int64, device=device)
         self._gone = [0] * tables
+        self._marked = [0] * tables  # keys that may have left a full bucket's mark behind since the index was built
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
         self.index = DeviceIndex(self.anchor, tables)
         self.storage = HbmStorage(self.anchor, layouts, self.ledger.taken, slab_bits)
@@ -395,7 +396,15 @@ class DeviceRows:
         slots = slots[slots >= 0]
         self.ledger.keys[table] -= len(slots)
         self._gone[table] += len(slots)
+        self.tidy(table, len(slots))
         return slots
+
+    def tidy(self, table: int, gone: int) -> None:
+        """Build a table's index anew once as many keys are gone from it, or were refused, as half of what it holds."""
+        self._marked[table] += gone
+        if 2 * self._marked[table] > self.index.capacity(table):
+            self.index.rebuild(table)
+            self._marked[table] = 0
 
     def give(self, table: int, slots: Tensor) -> None:
         """Free the slots of erased rows."""
