@@ -1,5 +1,7 @@
 """What only a GPU can show: that nobody waits for it, that lookups can be captured, and that rows can be many."""
 
+import threading
+
 import pytest
 import torch
 from device_tables import Twins
@@ -72,6 +74,58 @@ def test_streams_follow_each_other():
         bags(features).values().backward(torch.ones_like(wanted))
     bags.eval()
     assert not torch.equal(bags(features).values(), wanted)
+
+
+def test_a_handle_follows_other_streams():
+    bags, features = trained(Table("a", 64, optimizer=shoal.SGD(lr=1.0)))
+    keys = torch.arange(1000, device="cuda")
+    ones = torch.ones_like(bags(features).values())
+    torch.cuda.synchronize()
+    before, aside = bags.table("a").lookup(keys), torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        for _ in range(20):
+            bags(features).values().backward(ones)
+    after = bags.table("a").lookup(keys)  # at once, on the first stream
+    torch.cuda.synchronize()
+    assert torch.equal(after, bags.table("a").lookup(keys))
+    counts = torch.bincount(features.values(), minlength=1000).float()
+    torch.testing.assert_close(after, before - 20 * counts[:, None])
+
+
+def test_first_lookups_of_several_threads_are_whole():
+    bags, features = trained(Table("a", 64), Table("b", 8))
+    bags.eval()
+    wanted = bags(features).values()
+    for _ in range(5):
+        bags._group._plans.clear()  # nothing is compiled for this order of features
+        outs = [None] * 4
+
+        def look(number, outs=outs):
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                outs[number] = bags(features).values()
+                torch.cuda.current_stream().synchronize()
+
+        threads = [threading.Thread(target=look, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(torch.equal(out, wanted) for out in outs)
+
+
+def test_an_output_of_more_than_2_to_the_31_elements():
+    bags = shoal.EmbeddingBagCollection([Table("a", 1024, optimizer=shoal.SGD(lr=1.0))], device="cuda")
+    many = 2**21 + 100
+    values = torch.arange(many, device="cuda") % 50
+    values[-1] = 77
+    features = shoal.KeyedJaggedTensor(["a"], values, lengths=torch.ones_like(values))
+    out = bags(features).values()
+    before = bags.table("a").lookup([77])
+    gradient = torch.zeros_like(out)
+    gradient[-1] = 1.0
+    out.backward(gradient)
+    assert torch.equal(bags.table("a").lookup([77]), before - 1.0)
+    bags.check()
 
 
 def test_one_key_a_hundred_thousand_times_is_summed_alike_every_time():
