@@ -245,6 +245,19 @@ def test_equal_runs_give_equal_bits():
     assert_alike(one, _on_cpu(other), exact=True)
 
 
+def test_the_host_remembers_no_more_steps_than_it_can_hear_of():
+    bags = on_device(Table("a", 2))
+    bags._group._rows.index.reserve(0, 10_000)
+    rows = bags._group._rows
+    rows._fit[:] = 10_000  # so much room that nobody asks
+    rows.storage.grow(0, 10_000)
+    for step in range(20):
+        train(bags, kjt({"a": [[step]]}))
+    assert len(rows._added_by) <= rows.ledger.copies + 1
+    bags.check()
+    assert bags.table("a").keys().tolist() == list(range(20))
+
+
 @pytest.mark.parametrize("optimizer", [shoal.Adam(lr=0.1), shoal.SGD(lr=0.1)])
 def test_what_a_row_learns_does_not_depend_on_where_it_lies(optimizer):
     def made():

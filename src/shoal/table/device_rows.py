@@ -150,14 +150,11 @@ class DeviceRows:
                     self._grow(more)
         self._added = self._added + more
 
-    def next_send(self) -> tuple[Tensor, Any]:
-        """Where the ledger's next copy goes; the caller sends it."""
-        place = self.ledger.next()
-        self._sent()
-        return place
-
-    def _sent(self) -> None:
+    def sent(self) -> None:
+        """Know that a copy of the ledger is on its way."""
+        self.ledger.sent += 1
         self._added_by[self.ledger.sent] = self._added
+        self._added_by.pop(self.ledger.sent - self.ledger.copies, None)
 
     def _fits(self, more: np.ndarray) -> bool:
         most = self._known + self._added

@@ -174,8 +174,9 @@ class Updates:
             self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
             space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
             *(min(shape.most_programs, blocks(total, shape.pieces)) for shape in self._shapes),
-            *rows.next_send(),
+            *rows.ledger.next(),
         )  # fmt: skip
+        rows.sent()
 
     def _pieces(self, total: int, chunks: int, shared: bool) -> Pieces:
         families = self._rows.storage.families

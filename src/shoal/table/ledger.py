@@ -33,10 +33,14 @@ class Ledger:
         self.sent = 0
         self._heard = 0
 
+    @property
+    def copies(self) -> int:
+        """How many copies are kept: older ones are overwritten."""
+        return len(self._copies)
+
     def next(self) -> tuple[Tensor, Any]:
-        """Where the next copy goes, and the event behind it. The caller sends it."""
+        """Where the next copy goes, and the event behind it. Who sends it counts it in `sent`."""
         at = self.sent % len(self._copies)
-        self.sent += 1
         return self._copies[at], self._events[at]
 
     def send(self) -> None:
@@ -45,6 +49,7 @@ class Ledger:
         copy.copy_(self.device, non_blocking=True)
         if event is not None:
             event.record()
+        self.sent += 1
 
     def hear(self, wait: bool = False) -> tuple[int, np.ndarray] | None:
         """The newest copy that is there and was not heard yet, and its number; with `wait`, at least the oldest.
