@@ -76,6 +76,19 @@ def test_streams_follow_each_other():
     assert not torch.equal(bags(features).values(), wanted)
 
 
+@pytest.mark.parametrize("dim", [3, 8, 64])
+def test_gradients_may_lie_anywhere(dim):
+    bags = shoal.EmbeddingBagCollection([Table("a", dim, optimizer=shoal.SGD(lr=1.0))], device="cuda")
+    keys = torch.arange(100, device="cuda")
+    features = shoal.KeyedJaggedTensor(["a"], keys, lengths=torch.ones_like(keys))
+    for offset in (0, 1, 2, 4):  # compiled for the first, and not to be used for the others
+        out = bags(features).values()
+        before = bags.table("a").lookup(keys)
+        gradient = torch.randn(out.numel() + offset, device="cuda")[offset:].view(out.shape)
+        out.backward(gradient)
+        assert torch.equal(bags.table("a").lookup(keys), before - gradient)
+
+
 def test_a_handle_follows_other_streams():
     bags, features = trained(Table("a", 64, optimizer=shoal.SGD(lr=1.0)))
     keys = torch.arange(1000, device="cuda")

@@ -163,8 +163,9 @@ class Updates:
         layout = plan.layouts.of(("update", total, shared), lambda: self._pieces(total, chunks, shared))
         space = rows.scratch.take(layout)
         aligned = plan.aligned and gradients.aligned
+        kind = (looked.kind, kind_of(scores, gradients.base, inverse_scale))
         program = plan.programs.of(
-            ("update", looked.kind, kind_of(scores), aligned, moved, shared, scaled, *settings.plain.values()),
+            ("update", kind, aligned, moved, shared, scaled, *settings.plain.values()),
             lambda: self._launches(plan, aligned, moved, shared, scaled),
         )
         program.run(
