@@ -17,25 +17,26 @@ BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
 ENTRIES: int = kernels.ENTRIES.value
 NOT_WON: int = kernels.NOT_WON.value
 _WORDS = BUCKET_BYTES // 4
-_SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + kernels.NEXT_SLOT.value * ENTRIES, 4)
-_KEYS = slice(kernels.FIRST_KEY.value, kernels.FIRST_KEY.value + kernels.NEXT_KEY.value * ENTRIES, 2)
-# At this load one bucket in nine is full, and one key in sixty-four is not in its home bucket.
+_SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + ENTRIES)
+_KEYS = slice(0, ENTRIES)
+# At this load one bucket in three is full, and one key in six is not in its home bucket.
 _MOST_LOAD = 0.8
 _GROWTH = 1.5
 _LEAST_BUCKETS = 4
 # Programs of kernels that walk a list whose length only the device knows.
 WALKERS = 2112
-# Keys that a program of one warp finds, or takes from the list at a time; few where it reads whole buckets.
+# Keys that a program of one warp finds, or takes from the list at a time.
 _FIND_BLOCK = 32
 _LIST_BLOCK = 32
 _EVICT_BLOCK = 8
 
 
 # What a batch's finding wants of its caller, as variables of a program: by item its slot (`slots`); a list of those
-# that were not found (`lost`), and beside it where each claimed an entry (`won_at`). `counts`: how long the list is,
-# then the caller's own; all 0 before. `walkers`: programs that walk the list. `stamp`: what the keys are stamped with.
+# that were not found (`lost`), and beside it whose they are (`lost_of`) and where each claimed an entry (`won_at`).
+# `counts`: how long the list is, then the caller's own; all 0 before. `walkers`: programs that walk the list. `stamp`:
+# what the keys are stamped with.
 FINDING = (
-    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "won_at",
+    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "lost_of", "won_at",
 )  # fmt: skip
 # And where keys give up their slots to others: beside the list, the slot that was won and whose it was; keys stamped
 # with `pinned_from` or more keep theirs.
@@ -102,7 +103,7 @@ class DeviceIndex:
         self._resize(table, max(_buckets_for(keys), ahead))
 
     def rebuild(self, table: int) -> None:
-        """The same keys in fresh buckets: those that are no longer full lose their mark, and finds end there again."""
+        """The same keys in fresh buckets: erased entries are empty again, and finds end there."""
         if self._buckets[table]:
             self._resize(table, self._buckets[table])
 
@@ -118,7 +119,7 @@ class DeviceIndex:
         at = self._offset(fresh)
         if self._buckets[table]:
             refused = torch.zeros(1, dtype=torch.int32, device=self.anchor.device)
-            kernels.rehash[(self._buckets[table],)](
+            kernels.rehash[(blocks(self._buckets[table], 32 // ENTRIES),)](
                 self.anchor, self._at(table), self._buckets[table], at, buckets, refused, BLOCK=32, num_warps=1
             )
             if int(refused):
@@ -165,48 +166,44 @@ class DeviceIndex:
             (
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots,
                 v.slots if features_of is None else features_of, tally if tickets is None else tickets, v.lost,
-                v.counts, tally[0], tally[1:], bad_bags, v.n, v.batch, features, v.stamp,
+                v.lost_of, v.counts, tally[0], tally[1:], bad_bags, v.n, v.batch, features, v.stamp,
             ),
             INSERT=insert, NAME=features_of is not None, TALLY=counted is not None,
             FEATURES=min(power_of_two(features), 1024), BLOCK=_FIND_BLOCK, STEPS=steps_of(features), STAMP=stamped,
             TICKET=tickets is not None,
         )  # fmt: skip
 
-    def claim(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
+    def claim(self, v: Any, refused: Tensor) -> Launch:
         """Entries for the keys that were not found. REQUIRES: room for them."""
         return self._launch(
             inserts.claim,
             (v.walkers,),
             (
-                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won_at, refused,
-                self._dummy, v.n, v.batch, features,
+                self.anchor, self.tables, v.values, v.lost, v.lost_of, v.counts, v.won_at, refused, self._dummy, v.n,
             ),
-            STEPS=steps_of(features), BLOCK=_LIST_BLOCK,
+            BLOCK=_LIST_BLOCK,
         )  # fmt: skip
 
-    def evict(self, v: Any, tables_of: Tensor | Variable, features: int, refused: Tensor) -> Launch:
+    def evict(self, v: Any, refused: Tensor) -> Launch:
         """Entries and slots for the keys that were not found, of those that were not used for longest."""
         return self._launch(
             inserts.evict,
             (v.walkers,),
             (
-                self.anchor, self.tables, v.values, v.offsets, tables_of, v.lost, v.counts, v.won_at, v.won_slots,
-                v.victims, refused, self._dummy, v.n, v.batch, features, v.pinned_from,
+                self.anchor, self.tables, v.values, v.lost, v.lost_of, v.counts, v.won_at, v.won_slots, v.victims,
+                refused, self._dummy, v.n, v.pinned_from,
             ),
-            STEPS=steps_of(features), BLOCK=_EVICT_BLOCK,
+            BLOCK=_EVICT_BLOCK,
         )  # fmt: skip
 
-    def find_lost(self, v: Any, tables_of: Tensor | Variable, features: int) -> Launch:
+    def find_lost(self, v: Any) -> Launch:
         """Slots of the items that were missing, now that their keys are in."""
         return self._launch(
             inserts.find_lost,
             (v.walkers,),
-            (
-                self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots, v.lost, v.counts, v.n, v.batch,
-                features,
-            ),
-            STEPS=steps_of(features), BLOCK=_LIST_BLOCK,
-        )  # fmt: skip
+            (self.anchor, self.tables, v.values, v.slots, v.lost, v.lost_of, v.counts, v.n),
+            BLOCK=_LIST_BLOCK,
+        )
 
     @staticmethod
     def _launch(kernel: Any, grid: tuple[Any, ...], arguments: Sequence[Any], **constants: Any) -> Launch:
@@ -238,5 +235,6 @@ class DeviceIndex:
         if buffer is None:
             device = self.anchor.device
             return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int32, device=device)
-        used = buffer.view(torch.uint8)[:, :ENTRIES] != 0
-        return buffer.view(torch.int64)[:, _KEYS][used], buffer[:, _SLOTS][used]
+        slots = buffer[:, _SLOTS]
+        used = slots >= 0
+        return buffer.view(torch.int64)[:, _KEYS][used], slots[used]

@@ -51,12 +51,17 @@ class Layout:
     @property
     def tail_stride(self) -> int:
         """From one row's tail (state, score and flags) to the next one's, in units of 16 bytes."""
-        return _units(4 * (self.score_at + 3))
+        return _units(4 * (self.state_floats + 3))
 
     @property
     def score_at(self) -> int:
-        """The word of the tail where the score begins; flags follow its two words."""
+        """The word of the tail where the score begins, an even one."""
         return (self.state_floats + 1) // 2 * 2
+
+    @property
+    def flags_at(self) -> int:
+        """The word of the tail with the flags: between state and score where one is left over, else behind them."""
+        return self.state_floats if self.state_floats % 2 else self.state_floats + 2
 
     @property
     def row_bytes(self) -> int:
@@ -198,7 +203,7 @@ class HbmStorage:
     def add_flags(self, family: int, slots: Tensor, flags: int) -> None:
         """Set flags of rows, each slot once."""
         layout = self.families[family].layout
-        at = layout.score_at + 2
+        at = layout.flags_at
         held = self._move(slots, None, 1, _TAILS, at, layout.tail_stride)
         self._move(slots, held | flags, 1, _TAILS, at, layout.tail_stride)
 

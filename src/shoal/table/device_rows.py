@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError
-from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids, steps_of
+from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids
 from shoal.ops.apply.triton import COUNT_COLUMNS
 from shoal.ops.birth import triton as birth_kernels
 from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
@@ -263,7 +263,8 @@ class DeviceRows:
     def finding_pieces(self, total: int, insert: bool) -> list[tuple[torch.dtype, int]]:
         """Counts and lists for so many items."""
         most = total if insert else 0
-        return [(torch.int32, 1 + len(self.storage.families)), (torch.int32, most), (torch.int64, most)]
+        lists = [(torch.int32, most), (torch.int32, most), (torch.int64, most)]
+        return [(torch.int32, 1 + len(self.storage.families)), *lists]
 
     def find(
         self,
@@ -289,17 +290,12 @@ class DeviceRows:
             self.index.find(v, tables_of, shape, insert, features_of, counted, evict, tickets),
         ]
         if insert:
-            features = shape[1]
             take = self.index.evict if evict else self.index.claim
-            launches.append(take(v, tables_of, features, self.ledger.refused))
-            for family in range(len(self.storage.families)):
-                launches.append(self._birth(v, tables_of, features, family, evict, rows))
-            launches.append(self.index.find_lost(v, tables_of, features))
+            births = [self._birth(v, family, evict, rows) for family in range(len(self.storage.families))]
+            launches += [take(v, self.ledger.refused), *births, self.index.find_lost(v)]
         return launches
 
-    def _birth(
-        self, v: Any, tables_of: Tensor | Variable, features: int, family: int, evict: bool, rows: bool
-    ) -> Launch:
+    def _birth(self, v: Any, family: int, evict: bool, rows: bool) -> Launch:
         held = self.storage.families[family]
         layout = held.layout
         d = power_of_two(layout.dim)
@@ -309,11 +305,11 @@ class DeviceRows:
             (v.walkers,),
             (
                 self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state,
-                self.normal, v.values, v.offsets, tables_of, v.slots, v.lost, v.won_at,
-                v.won_slots if evict else v.lost, v.counts,
+                self.normal, v.values, v.slots, v.lost, v.lost_of, v.counts, v.won_at,
+                v.won_slots if evict else v.lost,
                 getattr(v, f"free{family}"), getattr(v, f"supply{family}"), self.ledger.taken[family:],
                 self.ledger.keys, self.ledger.refused, self.steps,
-                v.n, v.batch, features, family, layout.weight_stride, layout.tail_stride, v.stamp,
+                v.n, family, layout.weight_stride, layout.tail_stride, v.stamp,
             ),
             {
                 "WEIGHTS": TRITON_TYPES[layout.dtype],
@@ -324,7 +320,6 @@ class DeviceRows:
                 "D": d,
                 "STATE": layout.state_floats,
                 "S": s,
-                "STEPS": steps_of(features),
                 "BLOCK": max(1, min(128, 4096 // max(d, s))),
                 "EVICT": evict,
                 "ROWS": rows,
@@ -382,7 +377,7 @@ class DeviceRows:
         )
         space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True), (torch.int32, n), (torch.int64, n)))
         program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), pinned_from, tables_of)
-        counts, _lost, won_at, won_slots, victims = space.tensors()
+        counts, _lost, _lost_of, won_at, won_slots, victims = space.tensors()
         won = torch.nonzero(won_at[: int(counts[0])] != NOT_WON)[:, 0]
         self._gone[table] += len(won)
         return slots, victims[won], won_slots[won]

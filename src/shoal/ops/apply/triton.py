@@ -3,7 +3,16 @@
 import triton
 import triton.language as tl
 
-from shoal.ops.birth.triton import CHANGED_AND_DIRTY, ERASED, INIT_COLUMNS, philox, score_at, tails_at, weights_at
+from shoal.ops.birth.triton import (
+    CHANGED_AND_DIRTY,
+    ERASED,
+    INIT_COLUMNS,
+    flags_at,
+    philox,
+    score_at,
+    tails_at,
+    weights_at,
+)
 from shoal.ops.find.triton import mix64
 
 # Columns of a table's settings (float64); the optimizer's own follow.
@@ -74,11 +83,11 @@ def apply_rows(
     inside = (element < DIM)[None, :]
     tail_at = tails_at(slabs, slot, do, tail_stride, SLAB_BITS)
     tail = anchor + tail_at * 4
-    flags_at = tail + score_at(STATE) + 2
+    flagged = tail + flags_at(STATE)
     row_at = weights_at(slabs, slot, do, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
     weights = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True) + row_at[:, None] + element[None, :]
     settings = hyper + table * HYPER_COLUMNS
-    flags = tl.load(flags_at, mask=do, other=0)
+    flags = tl.load(flagged, mask=do, other=0)
     w = tl.load(weights, mask=do[:, None] & inside, other=0.0).to(tl.float32)
     erased = do & ((flags & ERASED) != 0)
     going = do & (erased == 0)
@@ -124,4 +133,4 @@ def apply_rows(
     scored = anchor.to(tl.pointer_type(tl.float64), bitcast=True) + tail_at * 2 + score_at(STATE) // 2
     older = tl.load(scored, mask=going, other=0.0) < score
     tl.store(scored, score, mask=going & older)
-    tl.store(flags_at, flags | CHANGED_AND_DIRTY, mask=going)
+    tl.store(flagged, flags | CHANGED_AND_DIRTY, mask=going)

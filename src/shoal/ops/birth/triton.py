@@ -5,18 +5,14 @@ import triton.language as tl
 
 from shoal.ops.find.triton import (
     BUCKET_UNITS,
-    EMPTY,
     FAMILY,
-    FIRST_KEY,
     FIRST_SLOT,
+    HOLE,
     MOST_ROWS,
-    NEXT_KEY,
-    NEXT_SLOT,
+    NO_SLOT,
     NOT_WON,
     STAMP_BEHIND_SLOT,
     UNIT,
-    digest_of,
-    mix64,
 )
 from shoal.ops.find.triton import TABLE_COLUMNS as COLUMNS
 from shoal.ops.insert.triton import lost_keys
@@ -28,7 +24,7 @@ NORMAL = tl.constexpr(3)
 # Columns of a table's initialiser: kind, stream of births, stream of rounding.
 INIT_COLUMNS = tl.constexpr(3)
 
-# A row's tail: state, at an even word the score (float64), flags (int32).
+# A row's tail: state, score (float64, at an even word) and flags (int32), where it fits between the two.
 CHANGED_AND_DIRTY = tl.constexpr(3)
 ERASED = tl.constexpr(4)
 
@@ -99,8 +95,14 @@ def nearest(x, TYPE: tl.constexpr):
 
 @triton.jit
 def score_at(STATE: tl.constexpr):
-    """The word of the tail where the score begins, behind so many floats of state; flags follow it."""
+    """The word of the tail where the score begins, behind so many floats of state."""
     return (STATE + 1) // 2 * 2
+
+
+@triton.jit
+def flags_at(STATE: tl.constexpr):
+    """The word of the tail where the flags are."""
+    return STATE if STATE % 2 == 1 else STATE + 2
 
 
 @triton.jit
@@ -141,13 +143,12 @@ def admit(tables, counts, refused, table, wants):
     return fits
 
 
-@triton.jit(do_not_specialize=["supply", "n", "batch", "features", "family", "weight_stride", "tail_stride", "stamp"])
+@triton.jit(do_not_specialize=["supply", "n", "family", "weight_stride", "tail_stride", "stamp"])
 def birth(
-    anchor, slabs, tables, inits, scales, first_state, normal, values, offsets, tables_of, slots, lost, won_at,
-    won_slots, lost_count, free, supply, taken, counts, refused, steps, n, batch, features, family, weight_stride,
-    tail_stride, stamp,
+    anchor, slabs, tables, inits, scales, first_state, normal, values, slots, lost, lost_of, lost_count, won_at,
+    won_slots, free, supply, taken, counts, refused, steps, n, family, weight_stride, tail_stride, stamp,
     WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
-    DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
     EVICT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Slots and first rows for the claimed entries of one family of tables; an entry without room is given up.
@@ -163,13 +164,11 @@ def birth(
         lane = first + tl.arange(0, BLOCK)
         at = tl.load(won_at + lane, mask=lane < total, other=NOT_WON)
         live = at != NOT_WON
-        item, _position, key, table, _inserts, base, _buckets = lost_keys(
-            values, offsets, tables, tables_of, lost, lane, live, n, batch, features, STEPS
-        )
+        item, _position, key, table, _inserts, base, _buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
         mine = live & (tl.load(tables + table * COLUMNS + FAMILY, mask=live, other=-1) == family)
         if EVICT:
             has = mine
-            slot = tl.load(won_slots + lane, mask=has, other=EMPTY)
+            slot = tl.load(won_slots + lane, mask=has, other=HOLE)
         else:
             fits = admit(tables, counts, refused, table, mine)
             ones = fits.to(tl.int32)
@@ -177,19 +176,17 @@ def birth(
             has = fits & (place < supply)
             tl.atomic_add(counts + table, -1, mask=fits & (has == 0), sem="relaxed")
             tl.atomic_add(refused + table, 1, mask=fits & (has == 0), sem="relaxed")
-            slot = tl.load(free + place, mask=has, other=EMPTY)
-        tl.store(slots + item, slot, mask=mine)
+            slot = tl.load(free + place, mask=has, other=HOLE)
+        tl.store(slots + item, tl.where(has, slot, NO_SLOT), mask=mine)
 
         inside = at * 4 - base * UNIT
         bucket = inside // (BUCKET_UNITS * UNIT)
-        entry = ((inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT) // NEXT_SLOT
-        bucket_at = (base + bucket * BUCKET_UNITS) * UNIT
-        digests = anchor.to(tl.pointer_type(tl.uint8), bitcast=True)
+        entry = (inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT
         keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+        # An entry that is given up may have sent others on.
         tl.store(anchor + at, slot, mask=mine)
         tl.store(anchor + at + STAMP_BEHIND_SLOT, tl.zeros_like(slot) + stamp, mask=has)
-        tl.store(digests + bucket_at + entry, digest_of(mix64(key)), mask=has)
-        tl.store(keys + bucket_at // 8 + FIRST_KEY + NEXT_KEY * entry, key, mask=has)
+        tl.store(keys + (base + bucket * BUCKET_UNITS) * (UNIT // 8) + entry, key, mask=has)
 
         if ROWS:
             kind = tl.load(inits + table * INIT_COLUMNS, mask=has, other=0)
@@ -205,7 +202,7 @@ def birth(
             scores = anchor.to(tl.pointer_type(tl.float64), bitcast=True)
             step = tl.load(steps + table, mask=has, other=0).to(tl.float64)
             tl.store(scores + tail_at * 2 + score_at(STATE) // 2, step, mask=has)
-            tl.store(anchor + tail_at * 4 + score_at(STATE) + 2, CHANGED_AND_DIRTY, mask=has)
+            tl.store(anchor + tail_at * 4 + flags_at(STATE), CHANGED_AND_DIRTY, mask=has)
             begins = tl.load(first_state + word, mask=word < STATE, other=0.0)
             tl.store(
                 floats + (tail_at * 4)[:, None] + word[None, :],

@@ -15,6 +15,7 @@ from shoal.ops.birth.triton import (
     INIT_COLUMNS,
     ZEROS,
     first_row,
+    flags_at,
     nearest,
     score_at,
     tails_at,
@@ -62,10 +63,10 @@ def touch(
     tail_at = tails_at(slabs, slot, live, tail_stride, SLAB_BITS)
     score = tl.load(steps + table, mask=live, other=0).to(tl.float64)
     scored = anchor.to(tl.pointer_type(tl.float64), bitcast=True) + tail_at * 2 + score_at(STATE) // 2
-    flags_at = anchor + tail_at * 4 + score_at(STATE) + 2
+    flagged = anchor + tail_at * 4 + flags_at(STATE)
     older = live & (tl.load(scored, mask=live, other=0.0) < score)
     tl.store(scored, score, mask=older)
-    tl.store(flags_at, tl.load(flags_at, mask=older, other=0) | CHANGED_AND_DIRTY, mask=older)
+    tl.store(flagged, tl.load(flagged, mask=older, other=0) | CHANGED_AND_DIRTY, mask=older)
 
 
 @triton.jit(do_not_specialize=["n", "batch", "features"])
