@@ -70,25 +70,36 @@ def stochastic_f16(x, word):
 
 
 @triton.jit
-def apply_rows(
-    anchor, slabs, hyper, inits, steps, scores, counts, slot, table, key, gradient, do, weight_stride, tail_stride,
-    STEP: tl.constexpr, PLAIN: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
-    SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr,
+def load_rows(
+    anchor, slabs, slot, do, weight_stride, tail_stride,
+    WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
+    STATE: tl.constexpr,
 ):  # fmt: skip
-    """One optimizer step on each row of `slot` where `do`: [g] slots, tables and keys, [g, d] gradients.
+    """What `apply_rows` wants of the rows of `slot` [g]: (where weights and tails are, weights [g, d], flags, scores)."""
+    element = tl.arange(0, D)
+    tail_at = tails_at(slabs, slot, do, tail_stride, SLAB_BITS)
+    row_at = weights_at(slabs, slot, do, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
+    weights = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True) + row_at[:, None] + element[None, :]
+    scored = anchor.to(tl.pointer_type(tl.float64), bitcast=True) + tail_at * 2 + score_at(STATE) // 2
+    w = tl.load(weights, mask=do[:, None] & (element < DIM)[None, :], other=0.0).to(tl.float32)
+    flags = tl.load(anchor + tail_at * 4 + flags_at(STATE), mask=do, other=0)
+    return row_at, tail_at, w, flags, tl.load(scored, mask=do, other=0.0)
+
+
+@triton.jit
+def apply_rows(
+    anchor, hyper, inits, steps, scores, counts, row_at, tail_at, w, flags, scored, table, key, gradient, do,
+    STEP: tl.constexpr, PLAIN: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr,
+):  # fmt: skip
+    """One optimizer step on each of the rows that `load_rows` loaded, where `do`: [g] tables and keys, [g, d] gradients.
 
     PLAIN: no table of the family clips, decays or bounds its rows.
     """
     element = tl.arange(0, D)
     inside = (element < DIM)[None, :]
-    tail_at = tails_at(slabs, slot, do, tail_stride, SLAB_BITS)
-    tail = anchor + tail_at * 4
-    flagged = tail + flags_at(STATE)
-    row_at = weights_at(slabs, slot, do, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
     weights = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True) + row_at[:, None] + element[None, :]
     settings = hyper + table * HYPER_COLUMNS
-    flags = tl.load(flagged, mask=do, other=0)
-    w = tl.load(weights, mask=do[:, None] & inside, other=0.0).to(tl.float32)
     erased = do & ((flags & ERASED) != 0)
     going = do & (erased == 0)
     finite = gradient - gradient == 0.0
@@ -130,7 +141,6 @@ def apply_rows(
     else:
         tl.store(weights, w, mask=going[:, None] & inside)
     score = tl.load(scores + table, mask=going, other=0).to(tl.float64)
-    scored = anchor.to(tl.pointer_type(tl.float64), bitcast=True) + tail_at * 2 + score_at(STATE) // 2
-    older = tl.load(scored, mask=going, other=0.0) < score
-    tl.store(scored, score, mask=going & older)
-    tl.store(flagged, flags | CHANGED_AND_DIRTY, mask=going)
+    scores_at = anchor.to(tl.pointer_type(tl.float64), bitcast=True) + tail_at * 2 + score_at(STATE) // 2
+    tl.store(scores_at, score, mask=going & (scored < score))
+    tl.store(anchor + tail_at * 4 + flags_at(STATE), flags | CHANGED_AND_DIRTY, mask=going)

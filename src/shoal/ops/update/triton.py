@@ -9,7 +9,7 @@ hundred thousand keys, and a row's sum depends on its own items alone: not on sl
 import triton
 import triton.language as tl
 
-from shoal.ops.apply.triton import apply_rows
+from shoal.ops.apply.triton import apply_rows, load_rows
 from shoal.ops.birth.triton import (
     CHANGED_AND_DIRTY,
     INIT_COLUMNS,
@@ -259,6 +259,11 @@ def update(
         entry = tl.load(pieces + listed, mask=listed < many, other=0)
         coded_slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
         ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
+        # On their way while gradients are added up; not all are needed.
+        row_at, tail_at, w, flags, scored = load_rows(
+            anchor, slabs, slot, live & (goes_on == 0), weight_stride, tail_stride,
+            WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
+        )  # fmt: skip
         items = tl.where(live, 1, 0)
         if REDUCE != FIRST:
             going = live & has_more
@@ -296,8 +301,8 @@ def update(
         if WEIGHT_BYTES == 2:
             key = tl.load(dealt_keys + begin, mask=whole, other=0)
         apply_rows(
-            anchor, slabs, hyper, inits, steps, scores, counts, slot, table, key, reduced, whole,
-            weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
+            anchor, hyper, inits, steps, scores, counts, row_at, tail_at, w, flags, scored, table, key, reduced, whole,
+            STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, DIM, D, STATE,
         )  # fmt: skip
 
 
@@ -354,9 +359,13 @@ def update_long(
         key = table
         if WEIGHT_BYTES == 2:
             key = tl.load(dealt_keys + begin) + one
+        row_at, tail_at, w, flags, scored = load_rows(
+            anchor, slabs, slot + one, one == 0, weight_stride, tail_stride,
+            WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
+        )  # fmt: skip
         apply_rows(
-            anchor, slabs, hyper, inits, steps, scores, counts, slot + one, table, key, reduced, one == 0,
-            weight_stride, tail_stride, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
+            anchor, hyper, inits, steps, scores, counts, row_at, tail_at, w, flags, scored, table, key, reduced,
+            one == 0, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, DIM, D, STATE,
         )  # fmt: skip
         listed += tl.num_programs(0)
 
