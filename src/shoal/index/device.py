@@ -36,7 +36,8 @@ _EVICT_BLOCK = 8
 # `counts`: how long the list is, then the caller's own; all 0 before. `walkers`: programs that walk the list. `stamp`:
 # what the keys are stamped with.
 FINDING = (
-    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "lost_of", "won_at",
+    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "lost_of",
+    "won_at",
 )  # fmt: skip
 # And where keys give up their slots to others: beside the list, the slot that was won and whose it was; keys stamped
 # with `pinned_from` or more keep theirs.

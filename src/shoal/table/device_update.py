@@ -107,20 +107,28 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How an update's kernel is cut: see docs/tuning.md."""
+    """How a kernel of an update is cut: see docs/tuning.md."""
 
-    pieces: int  # that a program has in hand
+    rows: int  # or pieces of them, that a program has in hand
     items: int  # of a piece that are on their way at a time
     warps: int
     most_programs: int
 
     @staticmethod
     def of(layout: Layout) -> "_Shape":
-        """What was fastest for rows like these."""
+        """What was fastest for rows like these with several items."""
         d = power_of_two(layout.dim)
         if layout.state_floats >= layout.dim:  # such rows leave no registers for others
             return _Shape(max(1, 128 // d), 8, 1, _UPDATERS)
         return _Shape(max(1, min(32, 1024 // d)), 1, 1 if d >= 128 else 2, 2**31 - 1)
+
+    @staticmethod
+    def of_single(layout: Layout) -> "_Shape":
+        """The same with one item."""
+        d = power_of_two(layout.dim)
+        if layout.state_floats >= layout.dim:
+            return _Shape(max(1, 128 // d), 1, 1, _UPDATERS)
+        return _Shape(max(1, min(32, 1024 // d)), 1, 1, 2**31 - 1)
 
 
 class Updates:
@@ -134,13 +142,15 @@ class Updates:
         # The tables' steps as an update found them.
         self._steps_now = torch.zeros_like(rows.steps)
         self._shapes = [_Shape.of(family.layout) for family in rows.storage.families]
+        self._single_shapes = [_Shape.of_single(family.layout) for family in rows.storage.families]
         self._keyed = any(config.dtype != "float32" for config in rows.configs)
         families = range(len(rows.storage.families))
         self._v = variables(
             "sorted", "order", "tickets", "item_shares", "values", "grads", "moved", "scores", "inverse_scale", "skip",
             "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots", "piece_tickets",
             "sums", "sum_counts", "long_rows",
-            "total", "n", "deal_blocks", "long_walkers", *(f"update_blocks{family}" for family in families),
+            "total", "n", "deal_blocks", "long_walkers", *(f"single_blocks{family}" for family in families),
+            *(f"update_blocks{family}" for family in families),
             "ledger_copy", "ledger_event",
         )  # fmt: skip
         self._by_item = variables("slots", "values", "offsets", "steps", "out", "grads", "n", "batch", "blocks")
@@ -174,7 +184,8 @@ class Updates:
             self._steps_now if scores is None else scores,
             self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
             space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
-            *(min(shape.most_programs, blocks(total, shape.pieces)) for shape in self._shapes),
+            *(min(shape.most_programs, blocks(total, shape.rows)) for shape in self._single_shapes),
+            *(min(shape.most_programs, blocks(total, 2 * shape.rows)) for shape in self._shapes),
             *rows.ledger.next(),
         )  # fmt: skip
         rows.sent()
@@ -183,7 +194,7 @@ class Updates:
         families = self._rows.storage.families
         widest = max(power_of_two(family.layout.dim) for family in families)
         return Pieces(
-            (torch.int32, 1 + len(families)),
+            (torch.int32, 2 + len(families)),
             (torch.int64, total),
             (torch.float32, total if shared else 0),
             (torch.int64, total if self._keyed else 0),
@@ -304,8 +315,8 @@ class Updates:
                 "BLOCK": _DEALT,
             },
         )  # fmt: skip
-        # How many pieces there are, and in each family how many rows of several.
-        launches: list[Launch | Fill | Send] = [Fill(v.counts, 1 + len(rows.storage.families), 0), deal]
+        # How many rows of one item there are, how many pieces of others, and in each family how many rows of several.
+        launches: list[Launch | Fill | Send] = [Fill(v.counts, 2 + len(rows.storage.families), 0), deal]
         for family in plan.families:
             if family.family in self._settings.kinds:
                 launches += self._family(family.family, aligned, shared, scaled)
@@ -315,13 +326,10 @@ class Updates:
         rows, settings, v = self._rows, self._settings, self._v
         layout, storage = rows.storage.families[family].layout, rows.storage
         d, shape = power_of_two(layout.dim), self._shapes[family]
-        long_count = v.counts[1 + family :]
-        step = {
-            "STEP": settings.kinds[family],
-            "PLAIN": settings.plain[family],
-            "REDUCE": settings.reductions[family],
-            "SCALED": scaled,
-        }
+        single = self._single_shapes[family]
+        long_count = v.counts[2 + family :]
+        reduce = {"REDUCE": settings.reductions[family]}
+        step = {"STEP": settings.kinds[family], "PLAIN": settings.plain[family], "SCALED": scaled}
         stored = {
             "WEIGHTS": TRITON_TYPES[layout.dtype],
             "WEIGHT_BYTES": layout.weight_type.itemsize,
@@ -330,8 +338,20 @@ class Updates:
             "D": d,
             "STATE": layout.state_floats,
         }
-        alone = len(storage.families) == 1
+        given = {"SHARED": shared, "ALIGNED": aligned, "ALONE": len(storage.families) == 1}
         return [
+            Launch(
+                kernels.update_single,
+                (getattr(v, f"single_blocks{family}"),),
+                (
+                    rows.anchor, storage.slabs, storage.family_of, settings.device, rows.inits, self._steps_now,
+                    v.scores, rows.update_counts, v.dealt_shares, v.dealt_keys, v.grads, v.pieces, v.piece_slots,
+                    v.piece_tickets, v.counts, v.inverse_scale, v.skip, family, layout.weight_stride,
+                    layout.tail_stride,
+                ),
+                {**step, **given, **stored, "ROWS": single.rows},
+                {"num_warps": single.warps},
+            ),
             Launch(
                 kernels.update,
                 (getattr(v, f"update_blocks{family}"),),
@@ -342,15 +362,7 @@ class Updates:
                     v.inverse_scale, v.skip, v.total, family,
                     layout.weight_stride, layout.tail_stride,
                 ),
-                {
-                    **step,
-                    "SHARED": shared,
-                    "ALIGNED": aligned,
-                    "ALONE": alone,
-                    **stored,
-                    "PIECES": shape.pieces,
-                    "ITEMS": shape.items,
-                },
+                {**step, **reduce, **given, **stored, "PIECES": shape.rows, "ITEMS": shape.items},
                 {"num_warps": shape.warps},
             ),
             Launch(
@@ -361,7 +373,7 @@ class Updates:
                     rows.update_counts, v.sorted, v.dealt, v.dealt_keys, v.sums, v.sum_counts, v.long_rows, long_count,
                     v.skip, v.total, layout.weight_stride, layout.tail_stride,
                 ),
-                {**step, **stored, "SUMS": max(1, min(32, 4096 // d))},
+                {**step, **reduce, **stored, "SUMS": max(1, min(32, 4096 // d))},
                 {"num_warps": 4},
             ),
         ]  # fmt: skip

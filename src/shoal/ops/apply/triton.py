@@ -75,7 +75,7 @@ def load_rows(
     WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
     STATE: tl.constexpr,
 ):  # fmt: skip
-    """What `apply_rows` wants of the rows of `slot` [g]: (where weights and tails are, weights [g, d], flags, scores)."""
+    """What `apply_rows` wants of rows [g]: (where weights and tails are, weights [g, d], flags, scores)."""
     element = tl.arange(0, D)
     tail_at = tails_at(slabs, slot, do, tail_stride, SLAB_BITS)
     row_at = weights_at(slabs, slot, do, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
@@ -92,7 +92,7 @@ def apply_rows(
     STEP: tl.constexpr, PLAIN: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
     DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
-    """One optimizer step on each of the rows that `load_rows` loaded, where `do`: [g] tables and keys, [g, d] gradients.
+    """One optimizer step on each row that was loaded, where `do`: [g] tables and keys, [g, d] gradients.
 
     PLAIN: no table of the family clips, decays or bounds its rows.
     """

@@ -1,9 +1,10 @@
 """Output gradients to row gradients, and the optimizers' steps, in device memory.
 
-The items of a batch come sorted by slot. `deal` cuts every row, from its first item on, into pieces of PIECE items and
-lists them; `update` adds up the gradients of each piece. A row of one piece is updated at once; the sums of longer ones
-are kept, and `update_long` adds them up. So a key with a hundred thousand items is no more work for anyone than a
-hundred thousand keys, and a row's sum depends on its own items alone: not on slots, on other rows, or on who was first.
+The items of a batch come sorted by slot. `deal` lists the rows that have one item, which `update_single` updates, and
+cuts the others, from their first item on, into pieces of PIECE items; `update` adds up the gradients of each piece. A
+row of one piece is updated at once; the sums of longer ones are kept, and `update_long` adds them up. So a key with a
+hundred thousand items is no more work for anyone than a hundred thousand keys, and a row's sum depends on its own items
+alone: not on slots, on other rows, or on who was first.
 """
 
 import triton
@@ -21,7 +22,7 @@ from shoal.ops.birth.triton import (
     tails_at,
     weights_at,
 )
-from shoal.ops.find.triton import FAMILY, TABLE_COLUMNS, feature_of
+from shoal.ops.find.triton import FAMILY, TABLE_COLUMNS, append, feature_of
 from shoal.ops.pool.triton import (
     BLANK,
     COLUMN,
@@ -132,7 +133,8 @@ def larger(a, b):
 def list_pieces(
     sorted_slots, slot, dealt, live, first, total, pieces, piece_slots, piece_tickets, piece_count, BLOCK: tl.constexpr
 ):
-    """List where pieces begin among the items from `first` on, with their slots and their first tickets.
+    """List where pieces begin among the items from `first` on, with their slots and their first tickets: rows of one
+    item from the front of the lists on, others from their end. `piece_count`: how many of both.
 
     For x, lists have -1 - x where a piece goes on a row (`pieces`), and where it has further items (`piece_slots`).
     """
@@ -149,8 +151,11 @@ def list_pieces(
     begun = tl.associative_scan(tl.where(begins, number, -1), 0, larger)
     in_row = tl.where(begun >= 0, number - begun, number + tl.max(earlier, axis=0))
     cut = live & (in_row % PIECE == 0)
-    ones = cut.to(tl.int32)
-    place = tl.atomic_add(piece_count, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
+    single = cut & begins & (behind != slot)
+    several = cut & (single == 0)
+    place = append(piece_count, single)
+    if tl.max(several.to(tl.int32), axis=0) > 0:
+        place = tl.where(several, total - 1 - append(piece_count + 1, several), place)
     tl.store(pieces + place, tl.where(in_row == 0, at, -1 - at), mask=cut)
     tl.store(piece_slots + place, tl.where(behind == slot, -1 - slot, slot), mask=cut)
     tl.store(piece_tickets + place, dealt, mask=cut)
@@ -213,6 +218,50 @@ def gradients_of(
     return rows
 
 
+@triton.jit(do_not_specialize=["family", "weight_stride", "tail_stride"])
+def update_single(
+    anchor, slabs, families, hyper, inits, steps, scores, counts, dealt_shares, dealt_keys, grads, pieces, piece_slots,
+    piece_tickets, piece_count, inverse_scale, skip, family, weight_stride, tail_stride,
+    STEP: tl.constexpr, PLAIN: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
+    ALONE: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr,
+    D: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The rows at the front of the list, which have one item, ROWS at a time: all they need is on its way at once."""
+    if SCALED:  # noqa: SIM102 (a constant; what is below it is not compiled otherwise)
+        if tl.load(skip) != 0:
+            return
+    element = tl.arange(0, D)
+    many = tl.load(piece_count)
+    listed = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
+    ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
+    while tl.min(listed, axis=0) < many:
+        live = listed < many
+        at = listed
+        if SHARED or WEIGHT_BYTES == 2:
+            at = tl.load(pieces + listed, mask=live, other=0)
+        if ALONE == 0:
+            live = live & (tl.load(families + (slot >> SLAB_BITS), mask=live, other=-1) == family)
+        table = ticket >> TICKET_BITS
+        row_at, tail_at, w, flags, scored = load_rows(
+            anchor, slabs, slot, live, weight_stride, tail_stride, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE
+        )
+        gradient = gradients_of(
+            grads, ticket, dealt_shares, inverse_scale, at, live, element[None, :], (element < DIM)[None, :],
+            SHARED, SCALED, ALIGNED,
+        )  # fmt: skip
+        key = table
+        if WEIGHT_BYTES == 2:
+            key = tl.load(dealt_keys + at, mask=live, other=0)
+        listed += tl.num_programs(0) * ROWS
+        slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
+        ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
+        apply_rows(
+            anchor, hyper, inits, steps, scores, counts, row_at, tail_at, w, flags, scored, table, key, gradient, live,
+            STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, DIM, D, STATE,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["total", "family", "weight_stride", "tail_stride"])
 def update(
     anchor, slabs, families, hyper, inits, steps, scores, counts, sorted_slots, dealt, dealt_shares, dealt_keys,
@@ -224,7 +273,8 @@ def update(
     SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, PIECES: tl.constexpr,
     ITEMS: tl.constexpr,
 ):  # fmt: skip
-    """The listed pieces, PIECES at a time; of their items behind the first, ITEMS are on their way at a time.
+    """The pieces at the end of the list, PIECES at a time; of their items behind the first, ITEMS are on their way at a
+    time.
 
     A piece of a longer row leaves its sum at `sums[2 c]`, c being the number of PIECE items before it, divided by
     PIECE; the first of the row, which is listed, at `sums[2 c + 1]`: of either kind c has no other.
@@ -236,11 +286,11 @@ def update(
             return
     element = tl.arange(0, D)
     inside = element < DIM
-    many = tl.load(piece_count)
+    many = tl.load(piece_count + 1)
     listed = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
-    entry = tl.load(pieces + listed, mask=listed < many, other=0)
-    coded_slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
-    ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
+    entry = tl.load(pieces + total - 1 - listed, mask=listed < many, other=0)
+    coded_slot = tl.load(piece_slots + total - 1 - listed, mask=listed < many, other=0)
+    ticket = tl.load(piece_tickets + total - 1 - listed, mask=listed < many, other=0)
     while tl.min(listed, axis=0) < many:
         live = listed < many
         goes_on = entry < 0
@@ -256,14 +306,9 @@ def update(
             SHARED, SCALED, ALIGNED,
         )  # fmt: skip
         listed += tl.num_programs(0) * PIECES
-        entry = tl.load(pieces + listed, mask=listed < many, other=0)
-        coded_slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
-        ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
-        # On their way while gradients are added up; not all are needed.
-        row_at, tail_at, w, flags, scored = load_rows(
-            anchor, slabs, slot, live & (goes_on == 0), weight_stride, tail_stride,
-            WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
-        )  # fmt: skip
+        entry = tl.load(pieces + total - 1 - listed, mask=listed < many, other=0)
+        coded_slot = tl.load(piece_slots + total - 1 - listed, mask=listed < many, other=0)
+        ticket = tl.load(piece_tickets + total - 1 - listed, mask=listed < many, other=0)
         items = tl.where(live, 1, 0)
         if REDUCE != FIRST:
             going = live & has_more
@@ -294,12 +339,13 @@ def update(
             reduced = reduced / tl.maximum(items, 1).to(tl.float32)[:, None]
         begins = longer & (goes_on == 0)
         if tl.max(begins.to(tl.int32), axis=0) > 0:
-            ones = begins.to(tl.int32)
-            place_in_list = tl.atomic_add(long_count, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
-            tl.store(long_rows + place_in_list, begin.to(tl.int32), mask=begins)
+            tl.store(long_rows + append(long_count, begins), begin.to(tl.int32), mask=begins)
         key = table
         if WEIGHT_BYTES == 2:
             key = tl.load(dealt_keys + begin, mask=whole, other=0)
+        row_at, tail_at, w, flags, scored = load_rows(
+            anchor, slabs, slot, whole, weight_stride, tail_stride, WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE
+        )
         apply_rows(
             anchor, hyper, inits, steps, scores, counts, row_at, tail_at, w, flags, scored, table, key, reduced, whole,
             STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, DIM, D, STATE,
