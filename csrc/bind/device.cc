@@ -1,5 +1,6 @@
 #include "bind/bind.h"
 #include "device/program.h"
+#include "device/sort_pairs.h"
 
 namespace shoal {
 
@@ -56,6 +57,24 @@ void bind_device(nb::module_& m) {
             raise(status);
           },
           nb::arg("stream"), nb::arg("variables"));
+
+  m.def(
+      "can_sort_pairs", [] { return find_sort_pairs() != nullptr; }, "Whether this torch has the sort of `sort_pairs`");
+  m.def(
+      "sort_pairs",
+      [](uint64_t keys, uint64_t sorted_keys, uint64_t numbers, uint64_t sorted_numbers, int64_t n, int64_t bits) {
+        static const SortPairs sort = find_sort_pairs();
+        Status status;
+        {
+          nb::gil_scoped_release released;
+          status = sort_pairs(sort, reinterpret_cast<const int32_t*>(keys), reinterpret_cast<int32_t*>(sorted_keys),
+                              reinterpret_cast<const int32_t*>(numbers), reinterpret_cast<int32_t*>(sorted_numbers), n,
+                              bits);
+        }
+        raise(status);
+      },
+      nb::arg("keys"), nb::arg("sorted_keys"), nb::arg("numbers"), nb::arg("sorted_numbers"), nb::arg("n"),
+      nb::arg("bits"), "Sort int32 keys in device memory by their low bits, with a number each, on the current stream");
 }
 
 }  // namespace shoal

@@ -280,3 +280,11 @@ class Program:
     def add_record(self, event: tuple[int, int]) -> None: ...
 
     def run(self, stream: int, variables: Sequence[int]) -> None: ...
+
+def can_sort_pairs() -> bool:
+    """Whether this torch has the sort of `sort_pairs`"""
+
+def sort_pairs(keys: int, sorted_keys: int, numbers: int, sorted_numbers: int, n: int, bits: int) -> None:
+    """
+    Sort int32 keys in device memory by their low bits, with a number each, on the current stream
+    """

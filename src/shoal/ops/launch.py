@@ -115,12 +115,10 @@ class Space:
         at = self.buffer.data_ptr()
         return [at + begin for begin in self.layout.begins]
 
-    def tensors(self) -> list[Tensor]:
-        """Each piece as a tensor."""
-        return [
-            self.buffer[begin : begin + dtype.itemsize * n].view(dtype)
-            for begin, (dtype, n) in zip(self.layout.begins, self.layout.pieces, strict=True)
-        ]
+    def tensors(self, most: int | None = None) -> list[Tensor]:
+        """Each piece as a tensor, or the first few."""
+        pieces = zip(self.layout.begins[:most], self.layout.pieces[:most], strict=True)
+        return [self.buffer[begin : begin + dtype.itemsize * n].view(dtype) for begin, (dtype, n) in pieces]
 
 
 class Scratch:

@@ -109,6 +109,11 @@ class HbmStorage:
         self._slab_count = 0
 
     @property
+    def bound(self) -> int:
+        """All slots are below it."""
+        return self._slab_count << self.slab_bits
+
+    @property
     def bytes(self) -> int:
         """Bytes of all slabs."""
         return sum(memory.numel() for memory in self._memory)

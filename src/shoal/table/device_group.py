@@ -86,7 +86,7 @@ class DeviceGroup(Group):
         """Raise the first thing that the device counted and nobody heard of."""
         if counted is None:
             return
-        wrong = counted[self._rows.ledger.rooms :]
+        wrong = self._rows.ledger.wrong(counted)
         if np.array_equal(wrong, self._reported):
             return
         tables = len(self.tables)

@@ -12,8 +12,9 @@ from torch import Tensor
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
 from shoal.ops.apply.triton import HYPER_COLUMNS
-from shoal.ops.launch import Fill, Launch, Pieces, Send, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as pool_kernels
+from shoal.ops.sort import Sorter
 from shoal.ops.update import triton as kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
 from shoal.storage.hbm import Layout
@@ -22,10 +23,10 @@ from shoal.table.device_plan import DevicePlan
 from shoal.table.device_rows import TRITON_TYPES, DeviceRows
 
 # Items that a program deals, or looks at one by one.
-_DEALT = 512
+_DEALT = 256
 _BY_ITEM = 256
-# Programs of an update that goes on and on: as many as the largest of today's devices runs at a time.
-_UPDATERS = 132 * 32
+# Of the largest of today's devices, for kernels of as many programs as run at a time.
+_PROCESSORS = 132
 _REDUCTIONS = {
     _native.Reduce.sum: kernels.SUM.value,
     _native.Reduce.mean: kernels.MEAN_OF.value,
@@ -118,17 +119,17 @@ class _Shape:
     def of(layout: Layout) -> "_Shape":
         """What was fastest for rows like these with several items."""
         d = power_of_two(layout.dim)
-        if layout.state_floats >= layout.dim:  # such rows leave no registers for others
-            return _Shape(max(1, 128 // d), 8, 1, _UPDATERS)
-        return _Shape(max(1, min(32, 1024 // d)), 1, 1 if d >= 128 else 2, 2**31 - 1)
+        if layout.state_floats >= layout.dim or d >= 128:  # such rows leave no registers for others
+            return _Shape(max(1, 128 // d), 8, 1, 32 * _PROCESSORS)
+        return _Shape(min(32, 256 // d), 4, 1, 24 * _PROCESSORS)
 
     @staticmethod
     def of_single(layout: Layout) -> "_Shape":
         """The same with one item."""
         d = power_of_two(layout.dim)
         if layout.state_floats >= layout.dim:
-            return _Shape(max(1, 128 // d), 1, 1, _UPDATERS)
-        return _Shape(max(1, min(32, 1024 // d)), 1, 1, 2**31 - 1)
+            return _Shape(max(1, 128 // d), 1, 1, 32 * _PROCESSORS)
+        return _Shape(max(1, min(16, 1024 // d)), 1, 1, 2**31 - 1)
 
 
 class Updates:
@@ -141,14 +142,15 @@ class Updates:
         self._no_skip = torch.zeros(1, dtype=torch.int32, device=rows.device)
         # The tables' steps as an update found them.
         self._steps_now = torch.zeros_like(rows.steps)
+        self._sorter = Sorter(rows.device)
         self._shapes = [_Shape.of(family.layout) for family in rows.storage.families]
         self._single_shapes = [_Shape.of_single(family.layout) for family in rows.storage.families]
         self._keyed = any(config.dtype != "float32" for config in rows.configs)
         families = range(len(rows.storage.families))
         self._v = variables(
-            "sorted", "order", "tickets", "item_shares", "values", "grads", "moved", "scores", "inverse_scale", "skip",
-            "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots", "piece_tickets",
-            "sums", "sum_counts", "long_rows",
+            "tickets", "item_shares", "values", "grads", "moved", "scores", "inverse_scale", "skip",
+            "sorted", "order", "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots",
+            "piece_tickets", "sums", "sum_counts", "long_rows",
             "total", "n", "deal_blocks", "long_walkers", *(f"single_blocks{family}" for family in families),
             *(f"update_blocks{family}" for family in families),
             "ledger_copy", "ledger_event",
@@ -166,12 +168,14 @@ class Updates:
         """
         rows, plan, settings = self._rows, looked.plan, self._settings
         gradients = together(plan, grads)
-        ordered, order = self._sorted(looked)
-        total = order.numel()
+        targets, total = self._targets(looked), looked.slots.numel()
         shared, moved, scaled = looked.shares is not None, gradients.moved is not None, skip is not None
         chunks = blocks(total, kernels.PIECE.value)
         layout = plan.layouts.of(("update", total, shared), lambda: self._pieces(total, chunks, shared))
         space = rows.scratch.take(layout)
+        self._sort(looked, targets, space)
+        # Programs without a row cost too: as many rows have one item, more or less, as had in the last updates.
+        singles = min(rows.ledger.rows_of_one_item() * 9 // 8 or total, total)
         aligned = plan.aligned and gradients.aligned
         kind = (looked.kind, kind_of(scores, gradients.base, inverse_scale))
         program = plan.programs.of(
@@ -179,12 +183,12 @@ class Updates:
             lambda: self._launches(plan, aligned, moved, shared, scaled),
         )
         program.run(
-            ordered, order, looked.tickets, order if looked.shares is None else looked.shares, looked.values,
-            gradients.base, order if gradients.moved is None else gradients.moved,
+            looked.tickets, targets if looked.shares is None else looked.shares, looked.values,
+            gradients.base, targets if gradients.moved is None else gradients.moved,
             self._steps_now if scores is None else scores,
             self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
             space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
-            *(min(shape.most_programs, blocks(total, shape.rows)) for shape in self._single_shapes),
+            *(min(shape.most_programs, blocks(singles, shape.rows)) for shape in self._single_shapes),
             *(min(shape.most_programs, blocks(total, 2 * shape.rows)) for shape in self._shapes),
             *rows.ledger.next(),
         )  # fmt: skip
@@ -194,6 +198,8 @@ class Updates:
         families = self._rows.storage.families
         widest = max(power_of_two(family.layout.dim) for family in families)
         return Pieces(
+            (torch.int32, total),
+            (torch.int32, total),
             (torch.int32, 2 + len(families)),
             (torch.int64, total),
             (torch.float32, total if shared else 0),
@@ -206,14 +212,15 @@ class Updates:
             (torch.int32, chunks),
         )
 
-    def _sorted(self, looked: Looked) -> tuple[Tensor, Tensor]:
+    def _sort(self, looked: Looked, targets: Tensor, space: Space) -> None:
         """The slots to update, sorted, and their items: those of one row in the order of its table's features."""
-        targets = self._targets(looked)
+        ordered, order = space.tensors(2)
         if looked.plan.in_feature_order:
-            return torch.sort(targets, stable=True)
+            self._sorter.sort(targets, self._rows.storage.bound, (ordered, order))
+            return
         by_part = torch.sort(looked.tickets >> pool_kernels.TICKET_BITS.value, stable=True).indices
-        ordered, order = torch.sort(targets[by_part], stable=True)
-        return ordered, by_part[order]
+        self._sorter.sort(targets[by_part], self._rows.storage.bound, (ordered, order))
+        order.copy_(by_part[order])
 
     def _targets(self, looked: Looked) -> Tensor:
         """The slots of the items that train; -1 for the others."""
@@ -346,8 +353,8 @@ class Updates:
                 (
                     rows.anchor, storage.slabs, storage.family_of, settings.device, rows.inits, self._steps_now,
                     v.scores, rows.update_counts, v.dealt_shares, v.dealt_keys, v.grads, v.pieces, v.piece_slots,
-                    v.piece_tickets, v.counts, v.inverse_scale, v.skip, family, layout.weight_stride,
-                    layout.tail_stride,
+                    v.piece_tickets, v.counts, rows.ledger.single_rows, v.inverse_scale, v.skip, family,
+                    layout.weight_stride, layout.tail_stride,
                 ),
                 {**step, **given, **stored, "ROWS": single.rows},
                 {"num_warps": single.warps},

@@ -11,27 +11,38 @@ class Ledger:
     """What the kernels count, in one tensor: it comes to the host in one copy.
 
     By table the keys, by family the slots taken; then what went wrong: by table keys refused for want of room,
-    gradients dropped and rows skipped; bad bags.
+    gradients dropped and rows skipped; bad bags. And how many rows of the last update had one item.
     """
 
     def __init__(self, tables: int, families: int, device: torch.device) -> None:
         self.rooms = tables + families
-        self.device = torch.zeros(self.rooms + 3 * tables + 1, dtype=torch.int32, device=device)
+        self._end = self.rooms + 3 * tables + 1
+        self.device = torch.zeros(self._end + 1, dtype=torch.int32, device=device)
         self.keys = self.device[:tables]
         self.taken = self.device[tables : self.rooms]
         self.refused = self.device[self.rooms : self.rooms + tables]
         self.left_out = self.device[self.rooms + tables : self.rooms + 3 * tables]
-        self.bad_bags = self.device[self.rooms + 3 * tables :]
+        self.bad_bags = self.device[self.rooms + 3 * tables : self._end]
+        self.single_rows = self.device[self._end :]
         on_gpu = device.type == "cuda"
         copies = torch.zeros(8, len(self.device), dtype=torch.int32, pin_memory=on_gpu)
         self._copies = list(copies)
         self._read = copies.numpy()
-        self._wrong = self._read[:, self.rooms :]
+        self._wrong = self.wrong(self._read)
+        self._single_rows = self._read[:, self._end]
         self._events: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(8)]
         for event in self._events if on_gpu else []:
             event.record(torch.cuda.current_stream(device))  # it has a handle from then on
         self.sent = 0
         self._heard = 0
+
+    def wrong(self, counted: np.ndarray) -> np.ndarray:
+        """What went wrong, of a copy or several."""
+        return counted[..., self.rooms : self._end]
+
+    def rows_of_one_item(self) -> int:
+        """Most of them in the updates that the copies tell of, as far as these came; 0 before the first."""
+        return int(self._single_rows.max())
 
     @property
     def copies(self) -> int:

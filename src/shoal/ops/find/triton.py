@@ -2,8 +2,8 @@
 
 A table's index is a run of buckets of 128 bytes: 8 keys, 8 slots and 8 stamps. One access to memory brings a bucket,
 and accesses are what a find costs, so there are no digests to look at first. A slot word that is negative is no slot,
-so no key is reserved. A key lives in its home bucket or, where that was full, in one of the next; a find goes on until a
-bucket has an EMPTY entry, which one that was ever full has not: its erased entries are HOLEs. One launch serves all
+so no key is reserved. A key lives in its home bucket or, where that was full, in one of the next; a find goes on until
+a bucket has an EMPTY entry, which one that was ever full has not: its erased entries are HOLEs. One launch serves all
 tables: their buckets are named by their distance from one anchor.
 """
 

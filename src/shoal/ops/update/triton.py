@@ -221,17 +221,22 @@ def gradients_of(
 @triton.jit(do_not_specialize=["family", "weight_stride", "tail_stride"])
 def update_single(
     anchor, slabs, families, hyper, inits, steps, scores, counts, dealt_shares, dealt_keys, grads, pieces, piece_slots,
-    piece_tickets, piece_count, inverse_scale, skip, family, weight_stride, tail_stride,
+    piece_tickets, piece_count, told, inverse_scale, skip, family, weight_stride, tail_stride,
     STEP: tl.constexpr, PLAIN: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
     ALONE: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr,
     D: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The rows at the front of the list, which have one item, ROWS at a time: all they need is on its way at once."""
+    """The rows at the front of the list, which have one item, ROWS at a time: all they need is on its way at once.
+
+    `told` gets how many there are.
+    """
     if SCALED:  # noqa: SIM102 (a constant; what is below it is not compiled otherwise)
         if tl.load(skip) != 0:
             return
     element = tl.arange(0, D)
     many = tl.load(piece_count)
+    if tl.program_id(0) == 0:
+        tl.store(told, many)
     listed = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(piece_slots + listed, mask=listed < many, other=0)
     ticket = tl.load(piece_tickets + listed, mask=listed < many, other=0)
