@@ -8,6 +8,8 @@ from device_tables import Twins
 
 import shoal
 from shoal import Table
+from shoal.ops.launch import Pieces, Space
+from shoal.ops.sort import Sorter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -183,3 +185,31 @@ def _small(seed):
     lengths = torch.randint(0, 9, (3 * 16,), generator=generator)
     values = torch.randint(-30, 30, (int(lengths.sum()),), generator=generator)
     return shoal.KeyedJaggedTensor(["a", "b", "c"], values, lengths=lengths)
+
+
+@pytest.mark.parametrize(("n", "bound"), [(1, 5), (1000, 40), (300_000, 40_000_000), (50_000, 1), (7777, 2**31 - 1)])
+def test_slots_are_sorted_as_torch_sorts_them(n, bound):
+    sorter = Sorter(torch.device("cuda", 0))
+    assert sorter._in_core
+    slots = torch.randint(-1, bound, (n,), dtype=torch.int32, device="cuda")
+    space = Space.of(Pieces((torch.int32, n), (torch.int32, n)), slots.device)
+    sorter.sort(slots, bound, space)
+    ordered, order = space.tensors()
+    without = torch.where(slots < 0, 2**31 - 1, slots)  # such come last here
+    wanted = torch.sort(without, stable=True)
+    assert torch.equal(order.long(), wanted.indices)
+    assert torch.equal(ordered, slots[wanted.indices])
+
+
+def test_training_is_the_same_where_torch_has_no_sort_of_pairs(monkeypatch):
+    values = torch.randint(0, 300, (4000,), device="cuda")
+    features = shoal.KeyedJaggedTensor(["a"], values, lengths=torch.full((400,), 10, device="cuda"))
+    grad = torch.randn(400, 16, device="cuda")
+    rows = []
+    for has in (True, False):
+        monkeypatch.setattr("shoal._native.can_sort_pairs", lambda has=has: has)
+        bags = shoal.EmbeddingBagCollection([Table("a", 16, optimizer=shoal.Adam(lr=0.1))], device="cuda")
+        for _ in range(3):
+            bags(features).values().backward(grad)
+        rows.append(bags.table("a").lookup(torch.arange(300, device="cuda")))
+    assert torch.equal(*rows)

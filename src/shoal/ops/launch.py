@@ -115,10 +115,14 @@ class Space:
         at = self.buffer.data_ptr()
         return [at + begin for begin in self.layout.begins]
 
-    def tensors(self, most: int | None = None) -> list[Tensor]:
-        """Each piece as a tensor, or the first few."""
-        pieces = zip(self.layout.begins[:most], self.layout.pieces[:most], strict=True)
-        return [self.buffer[begin : begin + dtype.itemsize * n].view(dtype) for begin, (dtype, n) in pieces]
+    def tensor(self, number: int) -> Tensor:
+        """A piece as a tensor."""
+        begin, (dtype, n) = self.layout.begins[number], self.layout.pieces[number]
+        return self.buffer[begin : begin + dtype.itemsize * n].view(dtype)
+
+    def tensors(self) -> list[Tensor]:
+        """Each piece as a tensor."""
+        return [self.tensor(number) for number in range(len(self.layout.pieces))]
 
 
 class Scratch:

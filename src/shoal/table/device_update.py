@@ -214,12 +214,13 @@ class Updates:
 
     def _sort(self, looked: Looked, targets: Tensor, space: Space) -> None:
         """The slots to update, sorted, and their items: those of one row in the order of its table's features."""
-        ordered, order = space.tensors(2)
+        bound = self._rows.storage.bound
         if looked.plan.in_feature_order:
-            self._sorter.sort(targets, self._rows.storage.bound, (ordered, order))
+            self._sorter.sort(targets, bound, space)
             return
         by_part = torch.sort(looked.tickets >> pool_kernels.TICKET_BITS.value, stable=True).indices
-        self._sorter.sort(targets[by_part], self._rows.storage.bound, (ordered, order))
+        self._sorter.sort(targets[by_part], bound, space)
+        order = space.tensor(1)
         order.copy_(by_part[order])
 
     def _targets(self, looked: Looked) -> Tensor:

@@ -42,7 +42,7 @@ class Ledger:
 
     def rows_of_one_item(self) -> int:
         """Most of them in the updates that the copies tell of, as far as these came; 0 before the first."""
-        return int(self._single_rows.max())
+        return int(max(self._single_rows.tolist()))
 
     @property
     def copies(self) -> int:
@@ -81,8 +81,13 @@ class Ledger:
         return found
 
     def says_worse(self, reported: np.ndarray) -> bool:
-        """Whether more went wrong than was reported, as far as copies came: they are looked at where they lie."""
-        return bool((self._wrong > reported).any())
+        """Whether more went wrong than was reported, as far as the last copies came; they are read where they lie."""
+        known = reported.tobytes()
+        for number in range(max(self.sent - 3, 0), self.sent):
+            told = self._wrong[number % len(self._copies)]
+            if told.tobytes() != known and (told > reported).any():
+                return True
+        return False
 
     def hear_all(self) -> tuple[int, np.ndarray]:
         """What is counted now: waits for the device."""
