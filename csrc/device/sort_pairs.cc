@@ -11,9 +11,8 @@ SortPairs find_sort_pairs() {
   void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
   // at::cuda::cub::detail::radix_sort_pairs_impl<int32_t, 4>
-  return reinterpret_cast<SortPairs>(
-      dlsym(library,
-            "_ZN2at4cuda3cub6detail21radix_sort_pairs_implIiLi4EEEvPKT_PS4_PKNS2_10OpaqueTypeIXT0_EEEPS9_lbll"));
+  return reinterpret_cast<SortPairs>(dlsym(
+      library, "_ZN2at4cuda3cub6detail21radix_sort_pairs_implIiLi4EEEvPKT_PS4_PKNS2_10OpaqueTypeIXT0_EEEPS9_lbll"));
 }
 
 Status sort_pairs(SortPairs sort, const int32_t* keys, int32_t* sorted_keys, const int32_t* numbers,
