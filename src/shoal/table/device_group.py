@@ -17,7 +17,7 @@ from shoal.errors import CapacityError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
 from shoal.table.device_lookup import Looked, Lookups
-from shoal.table.device_plan import DevicePlan
+from shoal.table.device_plan import DevicePlan, Sizes
 from shoal.table.device_rows import DeviceRows
 from shoal.table.device_table import DeviceTable
 from shoal.table.device_update import Settings, Updates
@@ -32,7 +32,7 @@ class Batch:
     looked: Looked
     training: bool
     size: int
-    counts: tuple[int, ...]
+    sizes: Sizes | None  # where somebody wants them
     steps: Tensor | None = None  # of the tables, where other backwards came since; else as they are now
     applied: bool = False
 
@@ -170,25 +170,24 @@ class DeviceGroup(Group):
             )
         size = (offsets.numel() - 1) // max(len(names), 1)
         out = torch.empty(size, columns, dtype=dtype, device=self.device)
-        if training and plan.trained:
-            counts = self._counts(names, values, offsets, counts)
-        return out, self._lookup(plan, values, offsets, weights, out, size, tuple(counts or ()), training, keep)
+        sizes = self._sizes(plan, values, offsets, counts) if training and plan.trained else None
+        return out, self._lookup(plan, values, offsets, weights, out, size, sizes, training, keep)
 
-    def _counts(
-        self, names: Sequence[str], values: Tensor, offsets: Tensor, given: Sequence[int] | None
-    ) -> Sequence[int]:
-        """The keys of each feature: most that can be new. Who does not know them waits for the device."""
+    def _sizes(self, plan: DevicePlan, values: Tensor, offsets: Tensor, given: Sequence[int] | None) -> Sizes:
+        """What follows from how many keys each feature has. Who does not know them waits for the device."""
         if given is None:
-            bags = (offsets.numel() - 1) // len(names)
-            bounds = offsets[:: max(bags, 1)].tolist() if bags else [0] * (len(names) + 1)
+            features = len(plan.names)
+            bags = (offsets.numel() - 1) // features
+            bounds = offsets[:: max(bags, 1)].tolist() if bags else [0] * (features + 1)
             # Where offsets make no sense, any bound will do: such bags are read as empty.
-            return [min(max(end - begin, 0), values.numel()) for begin, end in pairwise(bounds)]
-        if len(given) != len(names) or min(given, default=0) < 0 or sum(given) != values.numel():
+            return plan.sizes([min(max(end - begin, 0), values.numel()) for begin, end in pairwise(bounds)])
+        sizes = plan.sizes(given) if len(given) == len(plan.names) else None
+        if sizes is None or sizes.least < 0 or sizes.keys != values.numel():
             raise InputError(
                 f"[{self.name}] the batch's lengths must agree with its values; its features have {list(given)} keys "
                 f"by the one, and {values.numel()} in all by the other."
             )
-        return given
+        return sizes
 
     def lookup_each(
         self,
@@ -206,13 +205,12 @@ class DeviceGroup(Group):
         plan = self._plan(names)
         if plan.columns:
             raise InputError(f"[{self.name}] its tables pool; call lookup.")
-        counts = tuple(self._counts(names, values, offsets, counts))
-        wanted = plan.sizes(counts).elements
-        if size != wanted:
-            raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")
+        sizes = self._sizes(plan, values, offsets, counts)
+        if size != sizes.elements:
+            raise InputError(f"[{self.name}] its outputs have {sizes.elements} elements; got {size}.")
         bags = (offsets.numel() - 1) // max(len(names), 1)
         out = torch.empty(size, dtype=dtype, device=self.device)
-        return out, self._lookup(plan, values, offsets, None, out, bags, counts, training, keep)
+        return out, self._lookup(plan, values, offsets, None, out, bags, sizes, training, keep)
 
     def _lookup(
         self,
@@ -222,7 +220,7 @@ class DeviceGroup(Group):
         weights: Tensor | None,
         out: Tensor,
         size: int,
-        counts: tuple[int, ...],
+        sizes: Sizes | None,
         training: bool,
         keep: bool,
     ) -> Tensor:
@@ -235,14 +233,14 @@ class DeviceGroup(Group):
         with self.writing() if training or keep else self.reading():
             if training and self._rows.ledger.says_worse(self._reported):
                 self._raise(self._rows.hear())
-            if training and plan.trained:
-                self._rows.make_room(plan.sizes(counts).births)
+            if training and plan.trained and sizes is not None:
+                self._rows.make_room(sizes.births)
             looked = self._lookups.run(
                 plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out
             )
             if debugging() and training:
                 self._heard_now()
-            batch = Batch(looked, training, size, counts)
+            batch = Batch(looked, training, size, sizes)
             if keep:
                 return self._leases.begin(batch)
             if training:
@@ -294,13 +292,13 @@ class DeviceGroup(Group):
         self._updates.run(looked, grads, batch.steps, inverse, skip)
 
     def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
-        plan = batch.looked.plan
-        if plan.columns:
+        plan, sizes = batch.looked.plan, batch.sizes
+        if plan.columns or sizes is None:
             wanted: list[tuple[int, ...]] = [(batch.size, plan.columns)]
         elif len(grads) == 1 and grads[0].dim() == 1:
-            wanted = [(plan.sizes(batch.counts).elements,)]
+            wanted = [(sizes.elements,)]
         else:
-            wanted = [(batch.counts[part.source], part.dim) for part in plan.parts]
+            wanted = [(sizes.counts[part.source], part.dim) for part in plan.parts]
         if [tuple(grad.shape) for grad in grads] != wanted:
             raise InputError(
                 f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "

@@ -25,8 +25,11 @@ class FamilyParts:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a batch: keys, elements of the output without pooling, and by table and family most keys that are new."""
+    """Of a batch: keys of each feature, the least of these and their sum; elements of the output without pooling; by
+    table and family, most keys that are new."""
 
+    counts: list[int]
+    least: int
     keys: int
     elements: int
     births: np.ndarray
@@ -76,7 +79,7 @@ class DevicePlan:
         self._family_count = max(families) + 1
         self._dims = np.array([part.dim for part in parts], dtype=np.int64)
         self._sources = np.array([part.source for part in parts], dtype=np.int64)
-        self._sized: tuple[tuple[int, ...], Sizes] | None = None  # of the last batch
+        self._sized: Sizes | None = None  # of the last batch
         self._trained_tables = np.array([part.table for part in parts if part.trains], dtype=np.int64)
         self._trained_sources = np.array([part.source for part in parts if part.trains], dtype=np.int64)
         # The items of a row are reduced in the order of its table's features; most often they lie so.
@@ -94,18 +97,20 @@ class DevicePlan:
             and all(part.feature.mode != "write" for part in parts)
         )
 
-    def sizes(self, given: tuple[int, ...]) -> "Sizes":
-        """What follows from how many keys each feature has."""
+    def sizes(self, given: Sequence[int]) -> "Sizes":
+        """What follows from how many keys each feature has. REQUIRES: one number for each."""
+        given = list(given)
         sized = self._sized
-        if sized is None or sized[0] != given:
+        if sized is None or sized.counts != given:
             counts = np.array(given, dtype=np.int64)
-            born = np.zeros(self._tables, dtype=np.int64)
-            np.add.at(born, self._trained_tables, counts[self._trained_sources])
-            by_family = np.zeros(self._family_count, dtype=np.int64)
-            np.add.at(by_family, self._family_of, born)
-            size = int(counts[self._sources] @ self._dims)
-            sized = self._sized = given, Sizes(int(counts.sum()), size, np.concatenate([born, by_family]))
-        return sized[1]
+            # Sums of whole numbers below 2^53: floats hold them.
+            born = np.bincount(self._trained_tables, counts[self._trained_sources], self._tables)
+            by_family = np.bincount(self._family_of, born, self._family_count)
+            births = np.concatenate([born, by_family]).astype(np.int64)
+            elements = int(counts[self._sources] @ self._dims)
+            least = int(counts.min()) if given else 0
+            sized = self._sized = Sizes(given, least, int(counts.sum()), elements, births)
+        return sized
 
     def starts(self, offsets: Tensor, batch: int) -> Tensor:
         """Where each part's output begins, without pooling: parts lie behind each other in the order of tables."""

@@ -81,9 +81,9 @@ class DeviceRows:
         self._added = np.zeros(rooms, dtype=np.int64)
         self._added_by: dict[int, np.ndarray] = {0: self._added}  # number of a copy of the ledger
         self._fit = np.zeros(rooms, dtype=np.int64)
-        # The keys of the last batch, and how many such batches there surely is room for.
+        # The keys of the last batch and, once another one has as many, how many more there surely is room for.
         self._alike: np.ndarray | None = None
-        self._alike_fit = 0
+        self._alike_fit: int | None = None
         self._most_rows = np.array([*self._within, *[2**62] * len(layouts)], dtype=np.int64)
         self._family_of = np.array(self.families)
         self._programs = Programs()
@@ -140,10 +140,13 @@ class DeviceRows:
 
         `more` must not change any more.
         """
-        if more is self._alike and self._alike_fit > 0:
-            self._alike_fit -= 1
-            self._added = self._added + more
-            return
+        if more is self._alike:
+            if self._alike_fit is None:
+                self._alike_fit = self._fit_more(more)
+            if self._alike_fit > 0:
+                self._alike_fit -= 1
+                self._added = self._added + more
+                return
         for number in self._hopeless:
             self._require_budget(number, int(more[number]))
         if not self._fits(more):
@@ -156,7 +159,7 @@ class DeviceRows:
                 if not self._fits(more):
                     self._grow(more)
         self._added = self._added + more
-        self._alike, self._alike_fit = more, self._fit_more(more)
+        self._alike, self._alike_fit = more, None
 
     def _fit_more(self, more: np.ndarray) -> int:
         """How many times as many new keys have room for sure."""

@@ -168,6 +168,7 @@ class Group(ABC):
         self._lock = _native.RwLock()
         self._leases: Leases[Any] = Leases()
         self._plans: dict[tuple[str, ...], Any] = {}
+        self._newest_plan: tuple[list[str], Any] | None = None
         self._limbo: set[int] = set()  # tables with erased rows whose slots wait for leases to end
         self._process, self._forks = os.getpid(), _forks
 
@@ -250,6 +251,7 @@ class Group(ABC):
         for number in numbers:
             self.tables[number].clear()
         self._plans.clear()
+        self._newest_plan = None
 
     @abstractmethod
     def replace(self, contents: Mapping[int, TableContent]) -> None:
@@ -352,8 +354,12 @@ class Group(ABC):
             raise InputError(f"[{self.name}] outputs are float32, float16 or bfloat16; got {dtype}.")
 
     def _plan(self, names: Sequence[str]) -> Any:
+        newest = self._newest_plan
+        if newest is not None and newest[0] == names:  # quicker than a hash of many names
+            return newest[1]
         wanted = tuple(names)
         plan = self._plans.get(wanted)
+        self._newest_plan = None if plan is None else (list(wanted), plan)
         if plan is None:
             plan = self._plans[wanted] = self._make_plan(wanted)
             while len(self._plans) > _MOST_PLANS:
