@@ -14,9 +14,11 @@ CSV = record.RESULTS / "gpu_kernels.csv"
 TUNING = pathlib.Path(__file__).resolve().parent.parent / "docs" / "tuning.md"
 BLOCK = re.compile(r"(?<=<!-- kernels -->\n).*?(?=<!-- /kernels -->)", re.DOTALL)
 STEPS = 10
+# What the device itself does, in rows without a work.
+COPY, RANDOM = "copy, TB/s", "random reads of 4 bytes, G/s"
 # torch's sort is several kernels; so is what it and the steps copy and clear.
 SORT, OTHERS = "sort (torch)", "copies and fills"
-NAMES = {"radix_sort": SORT, "fill_reverse_indices": SORT, "Memcpy": OTHERS, "Memset": OTHERS, "elementwise": OTHERS}
+NAMES = {"radix_sort": SORT, "Memcpy": OTHERS, "Memset": OTHERS, "elementwise": OTHERS}
 WORKS = ("A adam", "A sgd", "B 32 uniform", "B 64 uniform", "B 64 zipf", "B 128 uniform", "B 128 zipf")
 
 
@@ -69,8 +71,27 @@ def copied_per_us() -> float:
     return 20 * source.numel() / (begin.elapsed_time(end) * 1e3)
 
 
+def random_reads_per_ns() -> float:
+    """Words that the device reads at random out of 8 GiB in a nanosecond."""
+    import torch
+
+    source = torch.empty(2**31 - 1, dtype=torch.int32, device="cuda")
+    places = torch.randint(0, source.numel(), (1 << 24,), device="cuda")
+    out = torch.empty(places.numel(), dtype=torch.int32, device="cuda")
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.index_select(source, 0, places, out=out)
+    begin.record()
+    for _ in range(10):
+        torch.index_select(source, 0, places, out=out)
+    end.record()
+    end.synchronize()
+    return 10 * places.numel() / (begin.elapsed_time(end) * 1e6)
+
+
 def measure(work: str) -> tuple[dict[str, float], dict[str, float]]:
     """By kernel, microseconds and the bytes it must move: rows once each, what is between kernels once each way."""
+    import torch
+
     import shoal
     from benchmarks import gpu
 
@@ -83,16 +104,18 @@ def measure(work: str) -> tuple[dict[str, float], dict[str, float]]:
         batches = gpu.pooled_batches(rest[1], int(rest[0]))
     spent = profile(lambda number: ours.step(batches[number % len(batches)]))
     values = batches[0].values
-    n, rows = values.numel(), sum(one.unique().numel() for one in values.chunk(gpu.TABLES))
+    uses = torch.cat([one.unique(return_counts=True)[1] for one in values.chunk(gpu.TABLES)])
+    n, rows, single = values.numel(), uses.numel(), int((uses == 1).sum())
     weights = 4 * ours.dim
-    tails = 16 * ours.bags._group._rows.layout(0).tail_stride
+    row = 2 * (weights + 16 * ours.bags._group._rows.layout(0).tail_stride)
     out = 4 * batches[0].whole.numel()
     moved = {
-        "find": n * (8 + 64 + 4),
+        "find": n * (8 + 96 + 4),
         "gather": rows * weights + out + 16 * n,
         "pool": rows * weights + out + 12 * n,
-        "deal": n * (4 + 8 + 8 + 8) + rows * 16,
-        "update": out + 2 * rows * (weights + tails) + rows * 16,
+        "deal": n * (4 + 4 + 8 + 8) + rows * 16,
+        "update_single": single * (row + 12) + out * single / n,
+        "update": (rows - single) * (row + 16) + out * (n - single) / n,
     }
     return spent, moved
 
@@ -101,7 +124,9 @@ def run() -> None:
     import torch
 
     origin, speed, rows = record.origin(), copied_per_us(), []
-    rows.append(Row(origin.when, origin.commit, origin.machine, "", "copy, TB/s", round(speed / 1e6, 3), 1.0))
+    reads = random_reads_per_ns()
+    rows.append(Row(origin.when, origin.commit, origin.machine, "", COPY, round(speed / 1e6, 3), 1.0))
+    rows.append(Row(origin.when, origin.commit, origin.machine, "", RANDOM, round(reads, 2), 0.0))
     for work in WORKS:
         spent, moved = measure(work)
         for kernel, us in sorted(spent.items(), key=lambda pair: -pair[1]):
@@ -123,7 +148,7 @@ def render(rows: Sequence[Row]) -> str:
         return "No run is recorded yet.\n"
     last = max(row.when for row in rows)
     rows = [row for row in rows if row.when == last]
-    (copy,) = (row.us for row in rows if not row.work)
+    device = {row.kernel: row.us for row in rows if not row.work}
     cells = {(row.kernel, row.work): row for row in rows if row.work}
     shown = sorted({kernel for kernel, _ in cells}, key=lambda kernel: -max(cell(cells, kernel, w) for w in WORKS))
     works = [work for work in WORKS if any(of == work for _, of in cells)]
@@ -137,7 +162,10 @@ def render(rows: Sequence[Row]) -> str:
         lines.append(f"| {kernel} | {' | '.join(texts)} |")
     sums = [f"{sum(cell(cells, kernel, work) for kernel in shown):.0f}" for work in works]
     lines.append(f"| **all** | {' | '.join(sums)} |")
-    notes = f"Commit `{rows[0].commit}` on {rows[0].machine}, {last[:10]}; a copy moves {copy:.2f} TB/s there."
+    notes = f"Commit `{rows[0].commit}` on {rows[0].machine}, {last[:10]}; a copy moves {device[COPY]:.2f} TB/s there"
+    notes += (
+        f", and {device[RANDOM]:.0f} words a nanosecond are read at random out of 8 GiB." if RANDOM in device else "."
+    )
     return "\n".join([*lines, "", notes, ""])
 
 

@@ -61,7 +61,7 @@ class DeviceRows:
         # By table: keys looked up and missed, backwards skipped; and keys that are gone, erased or replaced.
         self.tally = torch.zeros(3, tables, dtype=torch.int64, device=device)
         self._gone = [0] * tables
-        self._marked = [0] * tables  # keys that may have left a full bucket's mark behind since the index was built
+        self._holes = [0] * tables  # most that erased and refused keys left since the index was built
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
         self.index = DeviceIndex(self.anchor, tables)
         self.storage = HbmStorage(self.anchor, layouts, self.ledger.taken, slab_bits)
@@ -411,10 +411,10 @@ class DeviceRows:
 
     def tidy(self, table: int, gone: int) -> None:
         """Build a table's index anew once as many keys are gone from it, or were refused, as half of what it holds."""
-        self._marked[table] += gone
-        if 2 * self._marked[table] > self.index.capacity(table):
+        self._holes[table] += gone
+        if 2 * self._holes[table] > self.index.capacity(table):
             self.index.rebuild(table)
-            self._marked[table] = 0
+            self._holes[table] = 0
 
     def give(self, table: int, slots: Tensor) -> None:
         """Free the slots of erased rows."""
