@@ -8,9 +8,11 @@ from device_tables import DEVICE
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from shoal.index.device import steps_of
 from shoal.ops.apply.triton import stochastic_bf16, stochastic_f16
 from shoal.ops.birth import reference as birth
 from shoal.ops.birth.triton import nearest, philox
+from shoal.ops.find.triton import feature_of_run
 from shoal.ops.update import reference as updating
 from shoal.table.device_rows import signed
 
@@ -44,6 +46,13 @@ def rounded_to(values, words, out, BF16: tl.constexpr, N: tl.constexpr):
 def nearest_to(values, out, N: tl.constexpr):
     at = tl.arange(0, N)
     tl.store(out + at, nearest(tl.load(values + at), out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["n", "batch", "features"])
+def features_of(offsets, out, n, batch, features, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    first = tl.program_id(0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    tl.store(out + at, feature_of_run(offsets, first, at, batch, features, BLOCK, STEPS), mask=at < n)
 
 
 def bits(tensor):
@@ -87,3 +96,23 @@ def test_rounding_to_the_nearest_is_torchs(dtype, values):
     out = torch.empty(N, dtype=dtype, device=DEVICE)
     nearest_to[(1,)](given.to(DEVICE), out, N=N)
     assert bits(out) == bits(given.to(dtype))
+
+
+@pytest.mark.parametrize("features", [1, 2, 31, 32, 33, 65, 1024, 1025, 1500])
+@pytest.mark.parametrize("lengths", ["alike", "any", "mostly none"])
+def test_positions_are_of_the_feature_they_lie_in(features, lengths):
+    generator = torch.Generator().manual_seed(features)
+    batch, most = 3, {"alike": 2, "any": 5, "mostly none": 300}[lengths]
+    each = torch.randint(0, most, (features * batch,), generator=generator)
+    if lengths == "alike":
+        each = torch.ones_like(each)
+    if lengths == "mostly none":
+        each = torch.where(torch.rand(features * batch, generator=generator) < 0.003, each, 0)
+    each[-1] += 1
+    offsets = torch.cat([each.new_zeros(1), each.cumsum(0)])
+    n = int(offsets[-1])
+    wanted = torch.arange(features).repeat_interleave(each.view(features, batch).sum(1))
+    out = torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
+    shape = {"BLOCK": 32, "STEPS": steps_of(features)}
+    features_of[(-(-n // 32),)](offsets.to(DEVICE), out, n, batch, features, **shape)
+    assert out.tolist() == wanted.tolist()

@@ -202,3 +202,15 @@ def test_a_table_that_is_emptied_and_filled_takes_the_same_slots_again():
     bags.check()
     assert len(bags._group._rows.storage._memory) == 1
     assert len(bags.table("a")) == 0
+
+
+def test_tables_are_more_than_a_program_counts():
+    names = [f"t{number}" for number in range(70)]
+    lengths = here(*[number % 3 for number in range(70)])
+    values = torch.arange(int(lengths.sum()), device=DEVICE)
+    for kind, pooling in ((shoal.EmbeddingCollection, "none"), (shoal.EmbeddingBagCollection, "sum")):
+        bags = on_device(*(Table(name, 2, pooling=pooling) for name in names), kind=kind)
+        bags(shoal.KeyedJaggedTensor(names, values, lengths=lengths))
+        counted = [bags.table(name).stats().counters for name in names]
+        assert [one["lookups"] for one in counted] == [one["births"] for one in counted] == lengths.tolist()
+        assert [one["hits"] for one in counted] == [0] * 70

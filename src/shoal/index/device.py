@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.errors import ShoalError
 from shoal.ops.find import triton as kernels
 from shoal.ops.insert import triton as inserts
-from shoal.ops.launch import Launch, Variable, blocks, power_of_two
+from shoal.ops.launch import Launch, Variable, blocks
 
 _UNIT: int = kernels.UNIT.value
 BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
@@ -169,9 +169,8 @@ class DeviceIndex:
                 v.slots if features_of is None else features_of, tally if tickets is None else tickets, v.lost,
                 v.lost_of, v.counts, tally[0], tally[1:], bad_bags, v.n, v.batch, features, v.stamp,
             ),
-            INSERT=insert, NAME=features_of is not None, TALLY=counted is not None,
-            FEATURES=min(power_of_two(features), 1024), BLOCK=_FIND_BLOCK, STEPS=steps_of(features), STAMP=stamped,
-            TICKET=tickets is not None,
+            INSERT=insert, NAME=features_of is not None, TALLY=counted is not None, BLOCK=_FIND_BLOCK,
+            STEPS=steps_of(features), STAMP=stamped, TICKET=tickets is not None,
         )  # fmt: skip
 
     def claim(self, v: Any, refused: Tensor) -> Launch:

@@ -160,26 +160,26 @@ def append(count, flags):
 
 
 @triton.jit
-def tally(offsets, tables_of, looked, n, batch, features, FEATURES: tl.constexpr):
-    """Add every feature's number of keys to its table's; offsets may make no sense."""
-    first = 0
+def tally(offsets, tables_of, looked, n, batch, features, BLOCK: tl.constexpr):
+    """Add the number of keys of this program's share of features to their tables'; offsets may make no sense."""
+    first = tl.program_id(0) * BLOCK
     while first < features:
-        feature = first + tl.arange(0, FEATURES)
+        feature = first + tl.arange(0, BLOCK)
         coded = tl.load(tables_of + feature, mask=feature < features, other=-1)
         here = coded >= 0
         begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=here, other=0).to(tl.int64)
         end = tl.load(offsets + (feature.to(tl.int64) + 1) * batch, mask=here, other=0).to(tl.int64)
         keys = tl.minimum(tl.maximum(end - begin, 0), n)
         tl.atomic_add(looked + (coded >> 2), keys, mask=here, sem="relaxed")
-        first += FEATURES
+        first += tl.num_programs(0) * BLOCK
 
 
 @triton.jit(do_not_specialize=["n", "batch", "features", "stamp"])
 def find(
     anchor, tables, values, offsets, tables_of, slots, features_of, tickets, lost, lost_of, lost_count, looked, missed,
     bad_bags, n, batch, features, stamp,
-    INSERT: tl.constexpr, NAME: tl.constexpr, TALLY: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr, STAMP: tl.constexpr, TICKET: tl.constexpr,
+    INSERT: tl.constexpr, NAME: tl.constexpr, TALLY: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    STAMP: tl.constexpr, TICKET: tl.constexpr,
 ):  # fmt: skip
     """Slots of a batch, one run of n for each copy. Where INSERT, items that were not found and may be are listed, and
     beside them in `lost_of` what `tables_of` says of them; where NAME, `features_of` gets the feature of each item;
@@ -220,11 +220,10 @@ def find(
             alike = tl.sum((absent & (coded >> 2 == one)).to(tl.int32), axis=0)
             tl.atomic_add(missed + one, alike.to(tl.int64), sem="relaxed")
             tl.atomic_add(missed + table, 1, mask=absent & (coded >> 2 != one), sem="relaxed")
-        if tl.program_id(0) == 0:
-            tally(offsets, tables_of + copy * features, looked, n, batch, features, FEATURES)
-            if copy == 0:
-                wrong = (tl.load(offsets) != 0) | (tl.load(offsets + features.to(tl.int64) * batch) != n)
-                tl.atomic_add(bad_bags, 1, mask=wrong, sem="relaxed")
+        tally(offsets, tables_of + copy * features, looked, n, batch, features, BLOCK)
+        if (tl.program_id(0) == 0) & (copy == 0):
+            wrong = (tl.load(offsets) != 0) | (tl.load(offsets + features.to(tl.int64) * batch) != n)
+            tl.atomic_add(bad_bags, 1, mask=wrong, sem="relaxed")
     if INSERT:
         missing = live & (slot < 0) & ((coded & 3) != 0)
         if tl.sum(missing.to(tl.int32), axis=0) > 0:
