@@ -19,7 +19,7 @@ NOT_WON: int = kernels.NOT_WON.value
 _WORDS = BUCKET_BYTES // 4
 _SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + ENTRIES)
 _KEYS = slice(0, ENTRIES)
-# At this load one bucket in three is full, and one key in six is not in its home bucket.
+# At this load four buckets in nine are full, and one key in twelve is not in its home bucket (simulated).
 _MOST_LOAD = 0.8
 _GROWTH = 1.5
 _LEAST_BUCKETS = 4
