@@ -20,7 +20,9 @@ Status sort_pairs(SortPairs sort, const int32_t* keys, int32_t* sorted_keys, con
   try {
     sort(keys, sorted_keys, numbers, sorted_numbers, n, false, 0, bits);
   } catch (const std::exception& error) {
-    return {Code::device, std::string("[device] torch could not sort a batch's slots: ") + error.what()};
+    const std::string what = error.what();
+    const bool refused = what.find("out of memory") != std::string::npos;
+    return {refused ? Code::memory : Code::device, "[device] torch could not sort a batch's slots: " + what};
   }
   return {};
 }

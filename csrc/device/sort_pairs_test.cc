@@ -26,7 +26,11 @@ void by_low_bits(const int32_t* keys, int32_t* sorted_keys, const void* numbers,
 }
 
 void out_of_memory(const int32_t*, int32_t*, const void*, void*, int64_t, bool, int64_t, int64_t) {
-  throw std::runtime_error("CUDA out of memory");
+  throw std::runtime_error("CUDA out of memory. Tried to allocate 2.00 GiB.");
+}
+
+void out_of_order(const int32_t*, int32_t*, const void*, void*, int64_t, bool, int64_t, int64_t) {
+  throw std::runtime_error("CUDA error: invalid argument");
 }
 
 void sorts_by_as_many_bits_as_are_asked_for() {
@@ -37,10 +41,13 @@ void sorts_by_as_many_bits_as_are_asked_for() {
   CHECK((order == std::vector<int32_t>{4, 2, 0, 3, 1}));
 }
 
-void what_torch_throws_is_a_device_error() {
-  const Status status = sort_pairs(out_of_memory, nullptr, nullptr, nullptr, nullptr, 0, 1);
+void what_torch_throws_is_an_error_of_its_kind() {
+  Status status = sort_pairs(out_of_memory, nullptr, nullptr, nullptr, nullptr, 0, 1);
+  CHECK(status.code() == Code::memory);
+  CHECK(status.message().find("2.00 GiB") != std::string::npos);
+  status = sort_pairs(out_of_order, nullptr, nullptr, nullptr, nullptr, 0, 1);
   CHECK(status.code() == Code::device);
-  CHECK(status.message().find("CUDA out of memory") != std::string::npos);
+  CHECK(status.message().find("invalid argument") != std::string::npos);
 }
 
 void there_is_none_without_torch() { CHECK(find_sort_pairs() == nullptr); }
@@ -50,6 +57,6 @@ void there_is_none_without_torch() { CHECK(find_sort_pairs() == nullptr); }
 
 int main() {
   shoal::sorts_by_as_many_bits_as_are_asked_for();
-  shoal::what_torch_throws_is_a_device_error();
+  shoal::what_torch_throws_is_an_error_of_its_kind();
   shoal::there_is_none_without_torch();
 }

@@ -93,7 +93,7 @@ def test_a_full_table_keeps_to_its_budget_and_can_be_loaded_again(size):
     rows = bags._group._rows
     budget = shoal.Hbm(size).bytes
     assert rows.storage.bytes + rows.index.bytes(0) <= budget
-    assert len(bags.table("a")) * 32 >= budget // 2 - 1024  # rows take 32 bytes, their index about 22
+    assert len(bags.table("a")) * 32 >= budget // 2 - 1024  # rows take 32 bytes, their index about 20
     state = bags.state_dict()
     for again in (bags, made()):
         again.load_state_dict(state)
@@ -285,3 +285,139 @@ def test_a_batch_of_2_to_the_30_values_is_refused():
     values = here(1).expand(2**30)
     with pytest.raises(InputError, match="less than 2\\^30 values"):
         bags._group.lookup(["a"], values, here(0, 2**30), None, 4, False, False, torch.float32)
+
+
+# ---- batches that contradict themselves
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("offsets", [(0, -(10**8), 4), (0, 9, 4), (0, 1, 4), (2, 2, 4)])
+def test_sequences_stay_within_their_output_whatever_the_offsets_say(offsets, training):
+    tables = [Table("a", 4, pooling="none"), Table("b", 16, pooling="none")]
+    bags = on_device(*tables, kind=shoal.EmbeddingCollection)
+    group, values = bags._group, here(1, 2, 3, 4)
+    # The host was told two keys each, as offsets of (0, 2, 4) would say.
+    _, lease = group.lookup_each(
+        ["a", "b"], values, here(*offsets), [2, 2], 40, training, training, torch.float32
+    )  # fmt: skip
+    if training:
+        group.update(lease, values, here(*offsets), None, [torch.zeros(40, device=DEVICE)], False)
+    with pytest.raises(InputError, match="offsets"):
+        bags.check()
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 2, 4], [0, 2, 9, 4], [0, 2, -1, 4]])
+def test_offsets_of_sequences_that_make_no_sense_are_an_error(offsets):
+    bags = on_device(Table("a", 4, pooling="none"), kind=shoal.EmbeddingCollection)
+    bags(shoal.KeyedJaggedTensor(["a"], here(1, 2, 3, 4), offsets=here(*offsets)))
+    with pytest.raises(InputError, match="did not keep to it"):
+        bags.check()
+
+
+def test_keys_of_a_table_that_was_to_have_none_are_refused():
+    bags = on_device(Table("a", 4), Table("b", 4))
+    bags._group.lookup(["a", "b"], here(*range(10)), here(0, 0, 10), None, 8, True, False, torch.float32, [10, 0])
+    with pytest.raises(CapacityError, match="10 of 'b'"):
+        bags.check()
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_items_in_no_bag_bring_no_gradient(pooling):
+    bags = on_device(Table("a", 4, pooling=pooling, optimizer=shoal.SGD(lr=1.0)))
+    group, values, offsets = bags._group, here(1, 2, 1, 1), here(0, 2)
+    before = bags.table("a").lookup([1, 2])
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN then
+    try:
+        _, lease = group.lookup(["a"], values, offsets, None, 4, True, True, torch.float32)
+        group.update(lease, values, offsets, None, [torch.ones(1, 4, device=DEVICE)], False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    wanted = 1.0 if pooling == "sum" else 0.5
+    assert torch.allclose(bags.table("a").lookup([1, 2]), before - wanted)
+
+
+def test_two_kinds_of_errors_are_both_raised():
+    bags = on_device(in_hbm(sgd(), "4KiB"))
+    bags._group.lookup(["a"], here(*range(120)), here(0, 119), None, 4, True, False, torch.float32)
+    with pytest.raises(InputError, match="offsets"):
+        bags.check()
+    with pytest.raises(CapacityError, match="no room"):
+        bags.check()
+    bags.check()
+
+
+# ---- room, once more
+
+
+def test_slots_that_a_lease_holds_count_against_the_budget():
+    bags = on_device(in_hbm(sgd(), "8KiB"))
+    rows = bags._group._rows
+    many = rows._within[0]
+    keys = torch.arange(many, device=DEVICE)
+    bags.table("a").assign(keys, torch.zeros(many, 4, device=DEVICE))
+    used = rows.storage.bytes + rows.index.bytes(0)
+    out = bags(kjt({"a": [[0]]}).to(DEVICE)).values()
+    assert bags.table("a").erase(keys) == many
+    with pytest.raises(CapacityError):
+        bags.table("a").assign(keys + many, torch.zeros(many, 4, device=DEVICE))
+    assert rows.storage.bytes + rows.index.bytes(0) == used <= shoal.Hbm("8KiB").bytes
+    del out  # and the lease
+    bags.table("a").assign(keys + many, torch.zeros(many, 4, device=DEVICE))
+    assert len(bags.table("a")) == many and rows.storage.bytes + rows.index.bytes(0) == used
+
+
+class Late:
+    """An event that is over some steps after it was recorded, and knows who waited for it."""
+
+    def __init__(self, clock, waited):
+        self.clock, self.waited, self.at = clock, waited, clock[0]
+
+    def query(self):
+        return self.clock[0] >= self.at + 3
+
+    def synchronize(self):
+        self.waited.append(self.clock[0])
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="its events are its own")
+@pytest.mark.parametrize("size", [None, "8KiB"])
+def test_nobody_waits_for_the_device_in_a_table_that_is_full_or_has_room(size):
+    bags = on_device(in_hbm(sgd(), size))
+    ledger, clock, waited = bags._group._rows.ledger, [0], []
+    bags.table("a").assign(torch.arange(150), torch.zeros(150, 4))
+    for step in range(14):
+        clock[0] = step
+        out = bags(kjt({"a": [[key] for key in range(100)]})).values()
+        out.sum().backward()
+        ledger._events[(ledger.sent - 1) % ledger.copies] = Late(clock, waited)
+    assert [step for step in waited if step > 4] == []  # what comes first may wait
+
+
+def test_batches_that_are_alike_still_find_room():
+    bags = on_device(sgd(), Table("b", 4, optimizer=shoal.SGD(lr=1.0)))
+    for step in range(12):
+        new = [[100 * step + key] for key in range(60)]
+        bags(kjt({"a": new, "b": new}).to(DEVICE)).values().sum().backward()
+    bags.check()
+    assert len(bags.table("a")) == len(bags.table("b")) == 12 * 60
+
+
+def test_a_large_batch_behind_small_ones_is_updated_whole():
+    twins = Twins(Table("a", 4, optimizer=shoal.Adam(lr=0.1)))
+    for step in range(9):
+        twins.step(random_kjt(["a"], 2 if step < 8 else 300, keys=2000, seed=step), seed=step)
+    twins.check()
+
+
+def test_slots_of_minus_one_may_come_last(monkeypatch):
+    def last(self, slots, bound, to):
+        order = torch.sort(torch.where(slots < 0, 2**31 - 1, slots), stable=True).indices
+        to.tensor(0).copy_(slots[order])
+        to.tensor(1).copy_(order)
+
+    monkeypatch.setattr("shoal.ops.sort.Sorter.sort", last)
+    tables = [Table("a", 4, optimizer=None), Table("b", 5), Table("c", 8, pooling="mean", optimizer=shoal.Adam(lr=0.1))]
+    twins = Twins(*tables)
+    for step in range(3):
+        twins.step(random_kjt(["a", "b", "c"], 30, keys=40, seed=step), seed=step)
+    twins.check()

@@ -211,6 +211,16 @@ def test_pinned_keys_keep_their_slots():
     assert_holds(held, wanted)
 
 
+def test_keys_that_are_refused_leave_no_holes():
+    held = rows()
+    held.index.reserve(0, 400)
+    insert(held, list(range(50)))
+    held.insert_evicting(0, here(*range(50)), 5, 0)
+    slots, _, _ = held.insert_evicting(0, here(77, 78, 79), 6, 5)
+    assert slots.tolist() == [-1, -1, -1]
+    assert int((held.index._buffers[0] == HOLE.value).sum()) == 0
+
+
 @settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
 def test_eviction_agrees_with_a_dict(data):

@@ -157,6 +157,8 @@ class HbmStorage:
 
     def _relist(self, family: int, more: Tensor) -> None:
         held = self.families[family]
+        if held.free.is_cuda:  # it may be of another stream; what was launched there is before this
+            held.free.record_stream(torch.cuda.current_stream(held.free.device))
         left = held.free[min(int(self.taken[family]), len(held.free)) :]
         held.free = torch.cat([left, more])
         self.taken[family] = 0

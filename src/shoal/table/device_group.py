@@ -89,18 +89,20 @@ class DeviceGroup(Group):
         wrong = self._rows.ledger.wrong(counted)
         if np.array_equal(wrong, self._reported):
             return
+        # One kind of error at a time: the others are for the next call that looks.
         tables = len(self.tables)
         new = wrong.astype(np.int64) - self._reported
-        self._reported = wrong.copy()
         refusals, skipped = new[:tables], new[tables + 1 : -1 : 2]
-        for number in np.nonzero(refusals)[0].tolist():
-            self._rows.tidy(number, int(refusals[number]))
         if new[-1]:
+            self._reported[-1] = wrong[-1]
             raise InputError(
                 f"[{self.name}] offsets must begin at 0, must not decrease and must end at the number of values; "
                 f"{new[-1]} bags of an earlier batch did not keep to it. Those without a place among the values were "
                 f"read as empty."
             )
+        self._reported[:tables] = wrong[:tables]
+        for number in np.nonzero(refusals)[0].tolist():
+            self._rows.tidy(number, int(refusals[number]))
         refused = [
             f"{count} of {table.config.name!r}"
             for table, count in zip(self.tables, refusals.tolist(), strict=True)
@@ -108,9 +110,11 @@ class DeviceGroup(Group):
         ]
         if refused:
             raise CapacityError(
-                f"[{self.name}] keys of an earlier batch found no room in device memory: {', '.join(refused)}. They "
-                f"have no row and learned nothing. Raise Hbm(...) in Table(tiers=), or erase keys that are not needed."
+                f"[{self.name}] keys of an earlier batch found no room in device memory: {', '.join(refused)} (one "
+                f"that comes several times may count as often). They have no row and learned nothing. Raise Hbm(...) "
+                f"in Table(tiers=), or erase keys that are not needed."
             )
+        self._reported[tables:-1] = wrong[tables:-1]
         overflowed = [
             f"{count} of {table.config.name!r}"
             for table, count in zip(self.tables, skipped.tolist(), strict=True)

@@ -85,7 +85,7 @@ class Lookups:
         shared = keep and bool(plan.columns) and (weights is not None or plan.has_mean)
         shares = torch.empty(total, dtype=torch.float32, device=device) if shared else None
         kind = kind_of(values, offsets)
-        starts = slots if plan.columns or plan.in_order else plan.starts(offsets, batch)
+        starts = slots if plan.columns or plan.in_order else plan.starts(offsets, batch, out.numel())
         layout = plan.layouts.of(("lookup", n, batch, insert), lambda: self._pieces(plan, n, batch, insert))
         # Lookups of eval may run beside each other.
         space = rows.scratch.take(layout) if training else Space.of(layout, device)
@@ -177,8 +177,8 @@ class Lookups:
                 (getattr(v, f"row_blocks{family.family}"), plan.copies),
                 (
                     rows.anchor, rows.storage.slabs, plan.device_parts, plan.parts_of, v.offsets, v.starts,
-                    v.features_of, v.slots, v.out, v.tickets, v.lacking, count, v.n, v.batch, features,
-                    layout.weight_stride, family.first, family.first + family.count,
+                    v.features_of, v.slots, v.out, v.tickets, v.lacking, count, rows.ledger.bad_bags, v.n, v.batch,
+                    features, layout.weight_stride, family.first, family.first + family.count,
                 ),
                 {"KEEP": keep, **order, **stored, "BLOCK": _rows_together(layout.dim)},
                 {"num_warps": 1, "enable_fp_fusion": False},

@@ -112,12 +112,13 @@ class DevicePlan:
             sized = self._sized = Sizes(given, least, int(counts.sum()), elements, births)
         return sized
 
-    def starts(self, offsets: Tensor, batch: int) -> Tensor:
-        """Where each part's output begins, without pooling: parts lie behind each other in the order of tables."""
+    def starts(self, offsets: Tensor, batch: int, size: int) -> Tensor:
+        """Where each part's output begins and ends, without pooling: parts lie behind each other in the order of
+        tables, and within `size` elements, whatever the offsets say."""
         bounds = offsets[:: max(batch, 1)] if batch else offsets.new_zeros(len(self.names) + 1)
         sizes = (bounds[1:] - bounds[:-1])[self._sources_in_order] * self._dims_in_order
-        begins = torch.cumsum(sizes, 0) - sizes
-        return begins[self._places]
+        ends = torch.cumsum(sizes, 0)
+        return torch.stack([ends - sizes, ends], dim=1).clamp_(0, size)[self._places]
 
     @staticmethod
     def _describe(number: int, config: Table, part: Part) -> list[int]:

@@ -19,6 +19,7 @@ from shoal.errors import CapacityError
 from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids
 from shoal.ops.apply.triton import COUNT_COLUMNS
 from shoal.ops.birth import triton as birth_kernels
+from shoal.ops.find.triton import MOST_ROWS
 from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
 from shoal.ops.rows import triton as row_kernels
 from shoal.storage.hbm import HbmStorage, Layout
@@ -33,6 +34,10 @@ TRITON_TYPES = {
 _UNLIMITED = 2**31 - 1
 _BATCHES_AHEAD = 4
 _LEAST_GROWTH = 1024  # rows
+
+
+def _budget(config: Table) -> int | None:
+    return config.tiers[0].bytes if config.tiers else None
 
 
 def signed(word: int) -> int:
@@ -51,7 +56,9 @@ class DeviceRows:
         kinds: list[Any] = []
         for config in configs:
             layout = Layout(config.dim, config.dtype, config.columns)
-            kind = (layout, type(config.optimizer), getattr(config.optimizer, "duplicates", None))
+            # Tables with a budget are apart: once their family has all the slots it may, it needs no more.
+            duplicates = getattr(config.optimizer, "duplicates", None)
+            kind = (layout, type(config.optimizer), duplicates, _budget(config) is not None)
             if kind not in kinds:
                 kinds.append(kind)
                 layouts.append(layout)
@@ -69,7 +76,8 @@ class DeviceRows:
         self.inits, self.scales = self._initialisers(seed)
         self.normal = _native.normal_table().to(device)
         self.has_normal = any(isinstance(config.init, Normal) for config in configs)
-        self._budgets = [None if not config.tiers else config.tiers[0].bytes for config in configs]
+        self._budgets = [_budget(config) for config in configs]
+        self._held = [0] * tables  # slots of erased rows that leases may hold
         # Most rows that a table may have.
         self._within = [self._rows_within(budget, number) for number, budget in enumerate(self._budgets)]
         self.index.describe(self.families, self._within)
@@ -81,6 +89,7 @@ class DeviceRows:
         self._added = np.zeros(rooms, dtype=np.int64)
         self._added_by: dict[int, np.ndarray] = {0: self._added}  # number of a copy of the ledger
         self._fit = np.zeros(rooms, dtype=np.int64)
+        self._whole = np.zeros(len(layouts), dtype=bool)  # families with a slot for every row they may have
         # The keys of the last batch and, once another one has as many, how many more there surely is room for.
         self._alike: np.ndarray | None = None
         self._alike_fit: int | None = None
@@ -180,7 +189,7 @@ class DeviceRows:
             return True
         tables = len(self.configs)
         enough = most[tables:] + self._new_rows(most, more) <= self._fit[tables:]
-        return bool(enough.all() and not short[:tables].any())
+        return bool((enough | self._whole).all() and not short[:tables].any())
 
     def _new_rows(self, most: np.ndarray, more: np.ndarray) -> np.ndarray:
         """By family, rows that so many new keys can bring: no table goes beyond its budget."""
@@ -211,6 +220,11 @@ class DeviceRows:
         self._alike = None
         self._known[at] = -self._added[at]
         self._fit[at] = self.storage.supply(family)
+        self._whole[family] = self.storage.families[family].slots >= self._rows_of(family)
+
+    def _rows_of(self, family: int) -> int:
+        """Most rows that a family's tables may have."""
+        return sum(self._within[number] for number, other in enumerate(self.families) if other == family)
 
     def _grow(self, more: np.ndarray) -> None:
         # Beyond this batch, room for some like it: so far may the host be ahead of the device without waiting.
@@ -224,14 +238,14 @@ class DeviceRows:
             lacking = int(most[tables + family] + new - self._fit[tables + family])
             if lacking > 0:
                 slots = self.storage.families[family].slots
-                within = sum(self._within[number] for number, other in enumerate(self.families) if other == family)
-                self.storage.grow(family, max(lacking, min(max(slots // 8, _LEAST_GROWTH), within - slots)))
+                more_rows = min(max(slots // 8, _LEAST_GROWTH), self._rows_of(family) - slots)
+                self.storage.grow(family, max(lacking, more_rows))
                 self._taken_anew(family)
 
     def require_room(self, number: int, keys: int) -> None:
         """Raise CapacityError where a table's budget does not hold so many keys."""
         budget = self._budgets[number]
-        if budget is not None and keys > self._within[number]:
+        if budget is not None and keys > self._within[number] - self._held[number]:
             size = format_size(self._bytes_of(number, keys))
             raise CapacityError(
                 f"[table {self.configs[number].name!r}] {keys} rows take {size}; the budget is "
@@ -415,6 +429,14 @@ class DeviceRows:
         if 2 * self._holes[table] > self.index.capacity(table):
             self.index.rebuild(table)
             self._holes[table] = 0
+
+    def hold(self, table: int, slots: int) -> None:
+        """Count slots of erased rows that leases may hold against the table's budget; less than 0: no longer."""
+        self._held[table] += slots
+        if self._budgets[table] is not None:
+            self._alike = None
+            self._most_rows[table] -= slots
+            self.index.tables[table, MOST_ROWS.value] -= slots
 
     def give(self, table: int, slots: Tensor) -> None:
         """Free the slots of erased rows."""

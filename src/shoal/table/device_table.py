@@ -108,6 +108,7 @@ class DeviceTable:
             else:
                 self._rows.storage.add_flags(self._family, slots, ERASED_FLAG)
                 self._limbo.append((newest_lease, slots))
+                self._rows.hold(self._number, len(slots))
             self.counters.add("erased", len(slots))
         return len(slots)
 
@@ -119,7 +120,11 @@ class DeviceTable:
     def leases_ended(self, oldest_lease: int | None) -> None:
         """Free the slots of erased rows that no live lease can hold; leases are numbered as they begin."""
         while self._limbo and (oldest_lease is None or self._limbo[0][0] < oldest_lease):
-            self._rows.give(self._number, self._limbo.pop(0)[1])
+            self._release(self._limbo.pop(0)[1])
+
+    def _release(self, slots: Tensor) -> None:
+        self._rows.hold(self._number, -len(slots))
+        self._rows.give(self._number, slots)
 
     def compact(self, work: int) -> None:
         """Nothing: new rows take the slots of erased ones, and slabs are kept."""
@@ -128,7 +133,7 @@ class DeviceTable:
         """Forget every row."""
         self._rows.clear(self._number)
         for _lease, slots in self._limbo:
-            self._rows.give(self._number, slots)
+            self._release(slots)
         self._limbo.clear()
 
     def content(self) -> TableContent:

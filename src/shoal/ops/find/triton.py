@@ -174,6 +174,21 @@ def tally(offsets, tables_of, looked, n, batch, features, BLOCK: tl.constexpr):
         first += tl.num_programs(0) * BLOCK
 
 
+@triton.jit
+def check_offsets(offsets, bad_bags, n, batch, features, BLOCK: tl.constexpr):
+    """Count the bags of this program's share whose offsets make no sense."""
+    bags = features.to(tl.int64) * batch
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    while first < bags:
+        bag = first + tl.arange(0, BLOCK)
+        begin = tl.load(offsets + bag, mask=bag < bags, other=0)
+        end = tl.load(offsets + bag + 1, mask=bag < bags, other=0)
+        bad = (begin < 0) | (end < begin) | (end > n)
+        if tl.max(bad.to(tl.int32), axis=0) > 0:
+            tl.atomic_add(bad_bags, tl.sum(bad.to(tl.int32), axis=0), sem="relaxed")
+        first += tl.num_programs(0).to(tl.int64) * BLOCK
+
+
 @triton.jit(do_not_specialize=["n", "batch", "features", "stamp"])
 def find(
     anchor, tables, values, offsets, tables_of, slots, features_of, tickets, lost, lost_of, lost_count, looked, missed,
@@ -182,10 +197,10 @@ def find(
     STAMP: tl.constexpr, TICKET: tl.constexpr,
 ):  # fmt: skip
     """Slots of a batch, one run of n for each copy. Where INSERT, items that were not found and may be are listed, and
-    beside them in `lost_of` what `tables_of` says of them; where NAME, `features_of` gets the feature of each item;
-    where TALLY, tables count keys looked up and missed, and offsets that do not begin at 0 or end at n count as bad
-    bags; where STAMP, keys that are found are stamped; where TICKET, items get one that says whose they are
-    (-1 - table), for those that no bag gives one.
+    beside them in `lost_of` what `tables_of` says of them. Where NAME, `features_of` gets the feature of each item, and
+    offsets that make no sense count as bad bags. Where TALLY, tables count keys looked up and missed, and offsets that
+    do not begin at 0 or end at n count as a bad bag. Where STAMP, keys that are found are stamped. Where TICKET, items
+    get one that says whose they are (-1 - table), for those that no bag gives one.
 
     `tables_of[copy, feature]`: four times the number of the table, plus 1 where keys are inserted, plus 2 where only
     others insert them, and are to be seen; -1 for none.
@@ -224,6 +239,8 @@ def find(
         if (tl.program_id(0) == 0) & (copy == 0):
             wrong = (tl.load(offsets) != 0) | (tl.load(offsets + features.to(tl.int64) * batch) != n)
             tl.atomic_add(bad_bags, 1, mask=wrong, sem="relaxed")
+        if NAME & (copy == 0):
+            check_offsets(offsets, bad_bags, n, batch, features, BLOCK)
     if INSERT:
         missing = live & (slot < 0) & ((coded & 3) != 0)
         if tl.sum(missing.to(tl.int32), axis=0) > 0:

@@ -5,8 +5,8 @@ into the entry's slot word; whoever meets a claim reads the claimant's key from 
 the others see it.
 
 A stamp is the number of the last batch that used a key, where somebody asks for it. It orders keys by last use, and it
-pins: a key whose stamp is not below that of the oldest batch at work is in use. When no slot is free, a missing key
-takes entry and slot of the key in its bucket that was used longest ago.
+pins: a key whose stamp is not below that of the oldest batch at work is in use. `evict` is for tables all of whose rows
+are in use: a missing key takes entry and slot of the key in its bucket that was used longest ago, and no free ones.
 """
 
 import triton
@@ -105,6 +105,7 @@ def claim(anchor, tables, values, lost, lost_of, lost_count, won_at, refused, du
             stuck = full & (passed > REACH)
             tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
             going = going & (twin == 0) & (got == 0) & (stuck == 0)
+        tl.atomic_add(refused + table, 1, mask=live & inserts & (buckets <= 0), sem="relaxed")
         tl.store(won_at + lane, taken, mask=live)
         first += tl.num_programs(0) * BLOCK
 
@@ -151,13 +152,22 @@ def evict(
             slot = tl.where(got, given, slot)
             victim = tl.where(got, tl.load(keys + at // 8 + which, mask=got, other=0), victim)
             passes = going & (twin == 0) & none
-            # Who goes on behind a bucket must be found there.
-            tl.store(places, HOLE, mask=passes[:, None] & (words == EMPTY))
             bucket = tl.where(passes, next_bucket(bucket, buckets), bucket)
             passed = passed + passes.to(tl.int32)
             stuck = passes & (passed > REACH)
             tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
             going = going & (twin == 0) & (got == 0) & (stuck == 0)
+        # Who found an entry behind its home must be found there: finds go on where nothing is EMPTY.
+        bucket = home_of(mix64(key), buckets)
+        left = tl.where(taken != NOT_WON, passed, 0)
+        while tl.max(left, axis=0) > 0:
+            at = (base + bucket * BUCKET_UNITS) * UNIT
+            words = slots_now(anchor, at, left > 0)
+            places = (anchor + at // 4 + FIRST_SLOT)[:, None] + entry
+            tl.store(places, HOLE, mask=(left > 0)[:, None] & (words == EMPTY))
+            bucket = next_bucket(bucket, buckets)
+            left = left - 1
+        tl.atomic_add(refused + table, 1, mask=live & inserts & (buckets <= 0), sem="relaxed")
         tl.store(won_at + lane, taken, mask=live)
         tl.store(won_slots + lane, slot, mask=live)
         tl.store(victims + lane, victim, mask=live)

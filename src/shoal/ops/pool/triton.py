@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from shoal.ops.birth.triton import INIT_COLUMNS, first_row, nearest, weights_at
+from shoal.ops.find.triton import NO_SLOT
 
 # A ticket tells the backward of an item where its gradient is and whose row it goes to: the part's number, and below it
 # the first element of the item's output.
@@ -146,15 +147,15 @@ def pool_lacking(
 
 @triton.jit(do_not_specialize=["n", "batch", "features", "weight_stride", "first_part", "end_part"])
 def gather(
-    anchor, slabs, parts, parts_of, offsets, starts, features_of, slots, out, tickets, lacking, lacking_count,
+    anchor, slabs, parts, parts_of, offsets, starts, features_of, slots, out, tickets, lacking, lacking_count, bad_bags,
     n, batch, features, weight_stride, first_part, end_part,
     KEEP: tl.constexpr, IN_ORDER: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
     SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The row of every item of a family's parts, without pooling; those without a row read as zeros and are listed.
 
-    `features_of`: the feature of every item. `starts[part]`: where a part's output begins. Where IN_ORDER, parts lie as
-    the batch does, and all are shown.
+    `features_of`: the feature of every item. `starts[part]`: where a part's output begins and ends; an item that would
+    be elsewhere has no row, and counts as a bad bag. Where IN_ORDER, parts lie as the batch does, and all are shown.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     item = tl.program_id(1) * n + i
@@ -169,9 +170,15 @@ def gather(
     shown = live
     if IN_ORDER == 0:
         live = live & (number >= first_part) & (number < end_part)
-        shown = live & (tl.load(part + SILENT, mask=live, other=0) == 0)
         begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=live, other=0)
-        to = tl.load(starts + number, mask=live, other=0) + (i - begin).to(tl.int64) * DIM
+        start = tl.load(starts + 2 * number, mask=live, other=0)
+        to = start + (i - begin).to(tl.int64) * DIM
+        strays = live & ((to < start) | (to + DIM > tl.load(starts + 2 * number + 1, mask=live, other=0)))
+        if tl.max(strays.to(tl.int32), axis=0) > 0:
+            tl.atomic_add(bad_bags, tl.sum(strays.to(tl.int32), axis=0), sem="relaxed")
+            tl.store(slots + item, NO_SLOT, mask=strays)
+        live = live & (strays == 0)
+        shown = live & (tl.load(part + SILENT, mask=live, other=0) == 0)
     has = shown & (slot >= 0)
     element = tl.arange(0, D)
     rows = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True)
@@ -222,7 +229,7 @@ def gather_lacking(
             to = i.to(tl.int64) * DIM
         else:
             begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=live, other=0)
-            to = tl.load(starts + number, mask=live, other=0) + (i - begin).to(tl.int64) * DIM
+            to = tl.load(starts + 2 * number, mask=live, other=0) + (i - begin).to(tl.int64) * DIM
         tl.store(
             out + to[:, None] + element[None, :],
             nearest(nearest(born, WEIGHTS).to(tl.float32), out.dtype.element_ty),

@@ -195,7 +195,7 @@ def deal(
             sorted_slots, slot, place, live, first, total, pieces, piece_slots, piece_tickets, piece_count, BLOCK
         )
     if SHARED:
-        tl.store(dealt_shares + at, tl.load(item_shares + item, mask=live, other=0.0), mask=live)
+        tl.store(dealt_shares + at, tl.load(item_shares + item, mask=live & given, other=0.0), mask=live)
     if KEYED:
         tl.store(dealt_keys + at, tl.load(values + item % n, mask=live, other=0).to(tl.int64), mask=live)
 
