@@ -123,7 +123,7 @@ def native_violations(csrc: Path) -> list[str]:
             found.append(f"{relative}: is in no folder of the layers")
             continue
         allowed = NATIVE_MAY_INCLUDE[place] | {place}
-        if path.name.endswith("_test.cc"):
+        if path.name.endswith(("_test.cc", "_test.h")):
             allowed = TEST_MAY_INCLUDE
         for line, text in enumerate(path.read_text().splitlines(), 1):
             match = INCLUDE.match(text)
@@ -133,7 +133,7 @@ def native_violations(csrc: Path) -> list[str]:
             if TORCH_HEADER.match(header):
                 found.append(f"{where}: includes torch's {header}")
             elif PYTHON_HEADER.match(header):
-                if place != "bind" or path.name.endswith("_test.cc"):
+                if place != "bind" or path.name.endswith(("_test.cc", "_test.h")):
                     found.append(f"{where}: includes Python's {header} outside bind/")
             else:
                 folder = included_folder(csrc, path, header)
