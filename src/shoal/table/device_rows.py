@@ -140,9 +140,12 @@ class DeviceRows:
 
     def births(self, by_table: np.ndarray) -> np.ndarray:
         """What `make_room` wants, from the keys of each table that may be new."""
-        by_family = np.zeros(len(self.storage.families), dtype=np.int64)
-        np.add.at(by_family, self._family_of, by_table)
-        return np.concatenate([by_table, by_family])
+        return np.concatenate([by_table, self._by_family(by_table)])
+
+    def _by_family(self, by_table: np.ndarray) -> np.ndarray:
+        sums = np.zeros(len(self.storage.families), dtype=np.int64)
+        np.add.at(sums, self._family_of, by_table)
+        return sums
 
     def make_room(self, more: np.ndarray) -> None:
         """Room for `more` new keys, by table and family. Waits for the device only where what is known is not enough.
@@ -194,10 +197,8 @@ class DeviceRows:
     def _new_rows(self, most: np.ndarray, more: np.ndarray) -> np.ndarray:
         """By family, rows that so many new keys can bring: no table goes beyond its budget."""
         tables = len(self.configs)
-        by_family = np.zeros(len(self.storage.families), dtype=np.int64)
         left = np.maximum(self._most_rows - most, 0)[:tables]
-        np.add.at(by_family, self._family_of, np.minimum(more[:tables], left))
-        return by_family
+        return self._by_family(np.minimum(more[:tables], left))
 
     def hear(self, wait: bool = False) -> np.ndarray | None:
         """Read what the device counted, if it is there; with `wait`, the oldest that is on its way at least."""
