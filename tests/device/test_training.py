@@ -343,6 +343,7 @@ def test_whatever_is_configured_agrees_with_host_memory(data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # Triton's interpreter takes seconds an example
 @settings(max_examples=150, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.data())
 def test_whatever_is_configured_agrees_with_host_memory_for_longer(data):

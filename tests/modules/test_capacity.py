@@ -119,6 +119,10 @@ def test_births_are_taken_back_where_a_later_part_of_the_forward_fails(monkeypat
     assert bags.table("t0").keys().tolist() == [1, 2, 7, 8]
 
 
+_NO_SANITIZER = pytest.mark.skipif(
+    "san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer's own heap does not survive it"
+)
+
 OUT_OF_MEMORY = """
     import resource
     import torch
@@ -152,6 +156,7 @@ OUT_OF_MEMORY = """
 """
 
 
+@_NO_SANITIZER
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits address space as Linux does")
 def test_memory_that_the_system_refuses_is_an_error_and_nothing_changes():
     result = subprocess.run(
@@ -229,7 +234,7 @@ OUT_OF_MEMORY_IN_THREADS = """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits address space as Linux does")
-@pytest.mark.skipif("san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer's own heap does not survive it")
+@_NO_SANITIZER
 def test_memory_that_ends_on_any_thread_is_an_error_and_nothing_changes():
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OUT_OF_MEMORY_IN_THREADS)], capture_output=True, text=True, timeout=120
