@@ -10,16 +10,28 @@ using Pair = std::tuple<int64_t, int32_t>;
 
 Argument argument_of(const Pair& pair) { return {std::get<0>(pair), std::get<1>(pair)}; }
 
+std::vector<int64_t> numbers_of(const nb::list& variables) {
+  std::vector<int64_t> numbers;
+  numbers.reserve(variables.size());
+  for (const nb::handle variable : variables) {
+    const bool is_number = PyLong_Check(variable.ptr());
+    numbers.push_back(nb::cast<int64_t>(is_number ? nb::borrow(variable) : variable.attr("data_ptr")()));
+  }
+  return numbers;
+}
+
 }  // namespace
 
 void bind_device(nb::module_& m) {
   nb::class_<Program>(m, "Program", "Launches of compiled kernels. An argument is (fixed, number of a variable or -1)")
-      .def("__init__",
-           [](Program* program) {
-             Driver driver;
-             raise(find_driver(&driver));
-             new (program) Program(driver);
-           })
+      .def(
+          "__init__",
+          [](Program* program, bool as_graph) {
+            Driver driver;
+            raise(find_driver(&driver));
+            new (program) Program(driver, as_graph);
+          },
+          nb::arg("as_graph"), "as_graph: kept with the driver; its calls come one at a time")
       .def(
           "add_kernel",
           [](Program& program, uint64_t function, uint32_t threads, uint32_t shared_bytes,
@@ -48,15 +60,16 @@ void bind_device(nb::module_& m) {
           nb::arg("event"))
       .def(
           "run",
-          [](const Program& program, uint64_t stream, const std::vector<int64_t>& variables) {
+          [](Program& program, uint64_t stream, const nb::list& variables) {
+            const std::vector<int64_t> numbers = numbers_of(variables);
             Status status;
             {
               nb::gil_scoped_release released;
-              status = program.run(stream, variables);
+              status = program.run(stream, numbers);
             }
             raise(status);
           },
-          nb::arg("stream"), nb::arg("variables"));
+          nb::arg("stream"), nb::arg("variables"), "Numbers, and tensors, which stand for their addresses");
 
   m.def(
       "can_sort_pairs", [] { return find_sort_pairs() != nullptr; }, "Whether this torch has the sort of `sort_pairs`");

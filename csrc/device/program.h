@@ -2,23 +2,18 @@
 // arguments each, of which few differ from those of the step before: a program holds the others.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "device/driver.h"
+#include "device/launch.h"
+#include "device/launch_graph.h"
 
 namespace shoal {
 
-// A number that a launch takes: fixed, or fixed plus what the call gives as its variable of that number.
-struct Argument {
-  int64_t fixed = 0;
-  int32_t variable = -1;
-};
-
 class Program {
  public:
-  explicit Program(const Driver& driver) : driver_(driver) {}
+  // `as_graph`: the launches are kept with the driver where it can. Calls then come one at a time.
+  explicit Program(const Driver& driver, bool as_graph = false);
 
   // A kernel, by its driver's handle. Its arguments are integers of 32 or 64 bits or addresses, in its order.
   void add_kernel(uint64_t function, uint32_t threads, uint32_t shared_bytes, const std::array<Argument, 3>& grid,
@@ -34,29 +29,19 @@ class Program {
   void add_record(Argument event);
 
   // Launches all on a stream, in the order they were added; one without work to do is left out.
-  Status run(uint64_t stream, const std::vector<int64_t>& variables) const;
+  Status run(uint64_t stream, const std::vector<int64_t>& variables);
 
  private:
-  enum class Kind { kernel, fill, copy_to_host, record };
-
-  struct Launch {
-    Kind kind;
-    void* function = nullptr;
-    uint32_t threads = 0;
-    uint32_t shared_bytes = 0;
-    uint32_t word = 0;
-    std::array<Argument, 3> grid{};
-    std::vector<Argument> arguments;
-  };
-
   void add(Launch launch);
-  int run(const Launch& launch, const int64_t* grid, int64_t* values, void** addresses, void* stream) const;
+  int run_one_by_one(const std::vector<Numbers>& numbers, void* stream) const;
+  int run_one(const Launch& launch, const Numbers& numbers, void* stream) const;
+  bool is_capturing(void* stream) const;
   Status failed(int error) const;
 
   Driver driver_;
   std::vector<Launch> launches_;
-  size_t most_arguments_ = 3;
   int32_t most_variables_ = 0;
+  std::unique_ptr<LaunchGraph> graph_;
 };
 
 }  // namespace shoal

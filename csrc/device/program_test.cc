@@ -45,7 +45,7 @@ int describe(int, const char** text) {
   return 0;
 }
 
-Program program() { return Program({launch, fill, copy_to_host, record, describe}); }
+Program program() { return Program({launch, fill, copy_to_host, record, describe, {}}); }
 
 void launches_in_order_with_fixed_and_given_numbers() {
   Program it = program();

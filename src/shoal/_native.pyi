@@ -269,7 +269,8 @@ class Program:
     Launches of compiled kernels. An argument is (fixed, number of a variable or -1)
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, as_graph: bool) -> None:
+        """as_graph: kept with the driver; its calls come one at a time"""
 
     def add_kernel(self, function: int, threads: int, shared_bytes: int, grid: tuple[tuple[int, int], tuple[int, int], tuple[int, int]], arguments: Sequence[tuple[int, int]]) -> None: ...
 
@@ -279,7 +280,8 @@ class Program:
 
     def add_record(self, event: tuple[int, int]) -> None: ...
 
-    def run(self, stream: int, variables: Sequence[int]) -> None: ...
+    def run(self, stream: int, variables: list) -> None:
+        """Numbers, and tensors, which stand for their addresses"""
 
 def can_sort_pairs() -> bool:
     """Whether this torch has the sort of `sort_pairs`"""

@@ -144,10 +144,14 @@ class Scratch:
 
 
 class Program:
-    """Launches in order. Each call gives the values of the variables."""
+    """Launches in order. Each call gives the values of the variables.
 
-    def __init__(self, launches: Sequence[Launch | Fill | Send]) -> None:
+    `alone`: calls come one at a time, so the driver can keep the launches, which costs far less than handing them over.
+    """
+
+    def __init__(self, launches: Sequence[Launch | Fill | Send], alone: bool = False) -> None:
         self._launches = launches
+        self._alone = alone
         self._native: Any = None
 
     def run(self, *values: Any) -> None:
@@ -155,16 +159,13 @@ class Program:
         if self._native is None:
             self._run_first(values)
             return
-        flat: list[int] = []
+        flat: list[Any] = []
         for value in values:
-            if isinstance(value, int):
-                flat.append(value)
-            elif isinstance(value, Tensor):
-                flat.append(value.data_ptr())
-            elif isinstance(value, Space):
+            kind = type(value)
+            if kind is Space:
                 flat += value.addresses()
             else:
-                flat.append(value.cuda_event)
+                flat.append(value.cuda_event if kind is torch.cuda.Event else value)
         self._native.run(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), flat)
 
     def _run_first(self, values: Sequence[Any]) -> None:
@@ -199,7 +200,7 @@ class Program:
             arguments = [given(argument) for argument in launch.arguments]
             compiled.append(launch.kernel[grid](*arguments, **launch.constants, **launch.options))
         if complete and not INTERPRETED and all(one is None or _is_plain(one) for one in compiled):
-            program = _native.Program()
+            program = _native.Program(self._alone)
             for launch, made in zip(self._launches, compiled, strict=True):
                 _add(program, launch, made)
             self._native = program  # whole: lookups of other threads may be waiting for it
@@ -273,11 +274,11 @@ class Programs:
     def __init__(self) -> None:
         self._made: dict[Hashable, Program] = {}
 
-    def of(self, kind: Hashable, make: Callable[[], Sequence[Launch | Fill | Send]]) -> Program:
+    def of(self, kind: Hashable, alone: bool, make: Callable[[], Sequence[Launch | Fill | Send]]) -> Program:
         """The program of that kind of call: arguments of other types or alignment are another kind."""
         program = self._made.get(kind)
         if program is None:
-            program = self._made[kind] = Program(make())
+            program = self._made[kind] = Program(make(), alone)
         return program
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.ops.launch import Fill, Launch, Pieces, Space, blocks, kind_of, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as kernels
 from shoal.table.device_plan import DevicePlan, FamilyParts
 from shoal.table.device_rows import TRITON_TYPES, DeviceRows
@@ -62,8 +62,9 @@ class Lookups:
         families = range(len(rows.storage.families))
         own = ("weights", "out", "starts", "tickets", "shares")
         self._v = variables(
-            *rows.variables, "features_of", "lacking", *own, *(f"row_blocks{family}" for family in families)
-        )
+            *rows.variables, "features_of", "lacking", *own, *(f"row_blocks{family}" for family in families),
+            "ledger_copy", "ledger_event",
+        )  # fmt: skip
 
     def run(
         self,
@@ -91,6 +92,7 @@ class Lookups:
         space = rows.scratch.take(layout) if training else Space.of(layout, device)
         program = plan.programs.of(
             ("lookup", kind, kind_of(weights), out.dtype, insert, keep),
+            training or keep,
             lambda: self._launches(plan, insert, keep, weights is not None, shared),
         )
         over, block = (batch, _bags_together) if plan.columns else (n, _rows_together)
@@ -99,7 +101,10 @@ class Lookups:
             out if weights is None else weights,  # any tensor: not read
             out, starts, tickets, out if shares is None else shares,
             *(blocks(over, block(family.layout.dim)) for family in rows.storage.families),
+            *(rows.ledger.next() if insert else ()),
         )  # fmt: skip
+        if insert:
+            rows.sent()
         return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
 
     def _pieces(self, plan: DevicePlan, n: int, batch: int, insert: bool) -> Pieces:
@@ -110,14 +115,17 @@ class Lookups:
 
     def _launches(
         self, plan: DevicePlan, insert: bool, keep: bool, weighted: bool, shared: bool
-    ) -> list[Launch | Fill]:
+    ) -> list[Launch | Fill | Send]:
         v, shape = self._v, (plan.copies, len(plan.names))
         # Without pooling every item gets its ticket with its row.
         pooled = bool(plan.columns)
-        launches = self._rows.find(
+        launches: list[Launch | Fill | Send] = self._rows.find(
             v, plan.tables_of, shape, insert, features_of=None if pooled else v.features_of, count=True,
             tickets=v.tickets if keep and pooled else None,
         )  # fmt: skip
+        if insert:
+            # Who makes room for the next batch wants to know of this one's keys while the device is busy with it.
+            launches.append(Send(v.ledger_copy, self._rows.ledger.device, v.ledger_event))
         for family in plan.families:
             if plan.columns:
                 launches += self._pool(plan, family, keep, weighted, shared)

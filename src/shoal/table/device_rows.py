@@ -388,7 +388,7 @@ class DeviceRows:
         slots = torch.empty(n, dtype=torch.int32, device=self.device)
         v = variables(*self.variables, "tables_of")
         program = self._programs.of(
-            ("insert", keys.data_ptr() % 16), lambda: self.find(v, v.tables_of, (1, 1), insert=True)
+            ("insert", keys.data_ptr() % 16), True, lambda: self.find(v, v.tables_of, (1, 1), insert=True)
         )
         space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True)))
         program.run(*self.values(keys, offsets, slots, space, 1, 1), tables_of)
@@ -406,7 +406,7 @@ class DeviceRows:
         slots = torch.empty(n, dtype=torch.int32, device=self.device)
         v = variables(*self.variables, *EVICTING, "tables_of")
         program = self._programs.of(
-            ("evict", keys.data_ptr() % 16), lambda: self.find(v, v.tables_of, (1, 1), insert=True, evict=True)
+            ("evict", keys.data_ptr() % 16), True, lambda: self.find(v, v.tables_of, (1, 1), insert=True, evict=True)
         )
         space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True), (torch.int32, n), (torch.int64, n)))
         program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), pinned_from, tables_of)

@@ -180,6 +180,7 @@ class Updates:
         kind = (looked.kind, kind_of(scores, gradients.base, inverse_scale))
         program = plan.programs.of(
             ("update", kind, aligned, moved, shared, scaled, *settings.plain.values()),
+            True,
             lambda: self._launches(plan, aligned, moved, shared, scaled),
         )
         program.run(
@@ -298,7 +299,7 @@ class Updates:
         out: Tensor | None = None, grads: Tensor | None = None,
     ) -> None:  # fmt: skip
         n, unused = looked.values.numel(), looked.slots
-        looked.plan.programs.of((what, looked.kind, kind_of(steps, grads)), launches).run(
+        looked.plan.programs.of((what, looked.kind, kind_of(steps, grads)), False, launches).run(
             looked.slots, looked.values, looked.offsets, unused if steps is None else steps,
             unused if out is None else out, unused if grads is None else grads, n, looked.batch, blocks(n, _BY_ITEM),
         )  # fmt: skip

@@ -6,6 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Forwards and backwards send one each.
+_COPIES = 16
+_LAST_COPIES = 6
+
 
 class Ledger:
     """What the kernels count, in one tensor: it comes to the host in one copy.
@@ -25,12 +29,12 @@ class Ledger:
         self.bad_bags = self.device[self.rooms + 3 * tables : self._end]
         self.single_rows = self.device[self._end :]
         on_gpu = device.type == "cuda"
-        copies = torch.zeros(8, len(self.device), dtype=torch.int32, pin_memory=on_gpu)
+        copies = torch.zeros(_COPIES, len(self.device), dtype=torch.int32, pin_memory=on_gpu)
         self._copies = list(copies)
         self._read = copies.numpy()
         self._wrong = self.wrong(self._read)
         self._single_rows = self._read[:, self._end]
-        self._events: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(8)]
+        self._events: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(_COPIES)]
         for event in self._events if on_gpu else []:
             event.record(torch.cuda.current_stream(device))  # it has a handle from then on
         self.sent = 0
@@ -83,7 +87,7 @@ class Ledger:
     def says_worse(self, reported: np.ndarray) -> bool:
         """Whether more went wrong than was reported, as far as the last copies came; they are read where they lie."""
         known = reported.tobytes()
-        for number in range(max(self.sent - 3, 0), self.sent):
+        for number in range(max(self.sent - _LAST_COPIES, 0), self.sent):
             told = self._wrong[number % len(self._copies)]
             if told.tobytes() != known and (told > reported).any():
                 return True
