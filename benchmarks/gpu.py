@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -325,7 +324,7 @@ def a_births(bench: Bench) -> Result:
         values[::10] = torch.arange(first, first + len(values[::10]), device=DEVICE)
         with_new.append(replace(batches[number % BATCHES], values=values))
     rows = ours.bags._group._rows
-    rows.make_room(rows.births(np.full(TABLES, len(with_new) * A_KEYS // 10 + TABLES)))
+    rows.make_room(rows.room.births([len(with_new) * A_KEYS // 10 + TABLES] * TABLES))
     contenders = [
         Contender(OURS, lambda number: ours.step(with_new[number])),
         contender("all keys present", ours.step, batches),

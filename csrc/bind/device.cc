@@ -1,5 +1,6 @@
 #include "bind/bind.h"
 #include "device/program.h"
+#include "device/room.h"
 #include "device/sort_pairs.h"
 
 namespace shoal {
@@ -10,7 +11,9 @@ using Pair = std::tuple<int64_t, int32_t>;
 
 Argument argument_of(const Pair& pair) { return {std::get<0>(pair), std::get<1>(pair)}; }
 
-std::vector<int64_t> numbers_of(const nb::list& variables) {
+using Variables = nb::typed<nb::list, nb::object>;
+
+std::vector<int64_t> numbers_of(const Variables& variables) {
   std::vector<int64_t> numbers;
   numbers.reserve(variables.size());
   for (const nb::handle variable : variables) {
@@ -20,9 +23,50 @@ std::vector<int64_t> numbers_of(const nb::list& variables) {
   return numbers;
 }
 
+void bind_room(nb::module_& m) {
+  nb::class_<BatchSizes>(m, "BatchSizes", "What follows from how many keys each feature of a batch has")
+      .def_ro("counts", &BatchSizes::counts)
+      .def_ro("least", &BatchSizes::least)
+      .def_ro("keys", &BatchSizes::keys)
+      .def_ro("elements", &BatchSizes::elements, "Of the output, without pooling")
+      .def_ro("births", &BatchSizes::births);
+  nb::class_<Births>(m, "Births", "Most new keys of a batch, by table and by family")
+      .def("of", [](const Births& births, size_t place) { return births.by_place.at(place); }, nb::arg("place"));
+  nb::class_<Room>(m, "Room", "How many rows tables can have at most, and whether more fit. Families are behind tables")
+      .def(nb::init<std::vector<int32_t>, std::vector<int64_t>, size_t>(), nb::arg("family_of"), nb::arg("most_rows"),
+           nb::arg("families"))
+      .def("births", &Room::births, nb::arg("by_table"), "So many new keys of each table")
+      .def("fits", &Room::fits, nb::arg("births"), nb::arg("batches") = 1)
+      .def("take", &Room::take, nb::arg("births"), "Count a batch, if it surely fits")
+      .def("add", &Room::add, nb::arg("births"))
+      .def("most", &Room::most, nb::arg("place"))
+      .def("fit", &Room::fit, nb::arg("place"))
+      .def("set_fit", &Room::set_fit, nb::arg("place"), nb::arg("rows"))
+      .def("recount", &Room::recount, nb::arg("place"))
+      .def("set_whole", &Room::set_whole, nb::arg("family"), nb::arg("whole"))
+      .def("lower", &Room::lower, nb::arg("table"), nb::arg("rows"))
+      .def("new_rows", &Room::new_rows, nb::arg("births"), nb::arg("batches"))
+      .def("sent", &Room::sent, nb::arg("copy"), nb::arg("kept"))
+      .def(
+          "heard",
+          [](Room& room, int64_t copy, const Vector<const int32_t>& counted) { room.heard(copy, counted.data()); },
+          nb::arg("copy"), nb::arg("counted"))
+      .def("remembered", &Room::remembered);
+  nb::class_<BatchParts>(m, "BatchParts", "How features meet tables: (feature, table, dim, whether it trains)")
+      .def(
+          "__init__",
+          [](BatchParts* self, const std::vector<std::tuple<int32_t, int32_t, int64_t, bool>>& parts) {
+            new (self) BatchParts();
+            for (const auto& [source, table, dim, trains] : parts) self->parts.push_back({source, table, dim, trains});
+          },
+          nb::arg("parts"))
+      .def("sizes", &BatchParts::sizes, nb::arg("counts"), nb::arg("room"));
+}
+
 }  // namespace
 
 void bind_device(nb::module_& m) {
+  bind_room(m);
   nb::class_<Program>(m, "Program", "Launches of compiled kernels. An argument is (fixed, number of a variable or -1)")
       .def(
           "__init__",
@@ -60,7 +104,7 @@ void bind_device(nb::module_& m) {
           nb::arg("event"))
       .def(
           "run",
-          [](Program& program, uint64_t stream, const nb::list& variables) {
+          [](Program& program, uint64_t stream, const Variables& variables) {
             const std::vector<int64_t> numbers = numbers_of(variables);
             Status status;
             {

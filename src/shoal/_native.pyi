@@ -264,6 +264,74 @@ class Lookup:
         Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks
         """
 
+class BatchSizes:
+    """What follows from how many keys each feature of a batch has"""
+
+    @property
+    def counts(self) -> list[int]: ...
+
+    @property
+    def least(self) -> int: ...
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def elements(self) -> int:
+        """Of the output, without pooling"""
+
+    @property
+    def births(self) -> Births: ...
+
+class Births:
+    """Most new keys of a batch, by table and by family"""
+
+    def of(self, place: int) -> int: ...
+
+class Room:
+    """
+    How many rows tables can have at most, and whether more fit. Families are behind tables
+    """
+
+    def __init__(self, family_of: Sequence[int], most_rows: Sequence[int], families: int) -> None: ...
+
+    def births(self, by_table: Sequence[int]) -> Births:
+        """So many new keys of each table"""
+
+    def fits(self, births: Births, batches: int = 1) -> bool: ...
+
+    def take(self, births: Births) -> bool:
+        """Count a batch, if it surely fits"""
+
+    def add(self, births: Births) -> None: ...
+
+    def most(self, place: int) -> int: ...
+
+    def fit(self, place: int) -> int: ...
+
+    def set_fit(self, place: int, rows: int) -> None: ...
+
+    def recount(self, place: int) -> None: ...
+
+    def set_whole(self, family: int, whole: bool) -> None: ...
+
+    def lower(self, table: int, rows: int) -> None: ...
+
+    def new_rows(self, births: Births, batches: int) -> list[int]: ...
+
+    def sent(self, copy: int, kept: int) -> None: ...
+
+    def heard(self, copy: int, counted: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def remembered(self) -> int: ...
+
+class BatchParts:
+    """How features meet tables: (feature, table, dim, whether it trains)"""
+
+    def __init__(self, parts: Sequence[tuple[int, int, int, bool]]) -> None: ...
+
+    def sizes(self, counts: Sequence[int], room: Room) -> BatchSizes: ...
+
 class Program:
     """
     Launches of compiled kernels. An argument is (fixed, number of a variable or -1)
@@ -280,7 +348,7 @@ class Program:
 
     def add_record(self, event: tuple[int, int]) -> None: ...
 
-    def run(self, stream: int, variables: list) -> None:
+    def run(self, stream: int, variables: list[object]) -> None:
         """Numbers, and tensors, which stand for their addresses"""
 
 def can_sort_pairs() -> bool:

@@ -9,7 +9,8 @@ from device_tables import DEVICE, Twins, here, in_hbm, on_device, placed, train
 
 import shoal
 from shoal import Clip, Table
-from shoal.errors import CapacityError, InputError, NonFiniteError
+from shoal.errors import CapacityError, InputError, NonFiniteError, OutOfMemoryError
+from shoal.storage.hbm import HbmStorage
 
 # What numpy says where Triton interprets: infinities less infinities, and squares of what is large.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -400,6 +401,27 @@ def test_batches_that_are_alike_still_find_room():
         bags(kjt({"a": new, "b": new}).to(DEVICE)).values().sum().backward()
     bags.check()
     assert len(bags.table("a")) == len(bags.table("b")) == 12 * 60
+
+
+def test_where_memory_ends_batches_that_still_fit_are_trained(monkeypatch):
+    bags = on_device(sgd())
+    bags(kjt({"a": [[key] for key in range(100)]}).to(DEVICE)).values().sum().backward()
+    rows, grow = bags._group._rows, HbmStorage.grow
+    left = rows.storage.supply(0) - len(bags.table("a"))
+
+    def refuse(*_arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(HbmStorage, "grow", refuse)
+    for step in range(1, left // 100 + 1):
+        bags(kjt({"a": [[100 * step + key] for key in range(100)]}).to(DEVICE)).values().sum().backward()
+    with pytest.raises(OutOfMemoryError, match="memory"):
+        bags(kjt({"a": [[-key] for key in range(1, 101)]}).to(DEVICE))
+    bags.check()
+    assert len(bags.table("a")) == 100 * (left // 100 + 1)
+    monkeypatch.setattr(HbmStorage, "grow", grow)
+    bags(kjt({"a": [[-key] for key in range(1, 101)]}).to(DEVICE)).values().sum().backward()
+    assert len(bags.table("a")) == 100 * (left // 100 + 2)
 
 
 def test_a_large_batch_behind_small_ones_is_updated_whole():

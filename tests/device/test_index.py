@@ -1,6 +1,5 @@
 """The index in device memory against a dict, also with keys that were made to collide."""
 
-import numpy as np
 import pytest
 import torch
 from device_tables import DEVICE, here, in_hbm
@@ -73,7 +72,7 @@ def test_tables_do_not_see_each_others_keys():
 
 def test_of_equal_keys_one_claims_an_entry():
     held = rows()
-    held.make_room(held.births(np.array([64])))
+    held.make_room(held.room.births([64]))
     keys = here(*([5, 6, 5, 7, 5, 6] * 8))
     slots = held.insert(0, keys)
     wanted = dict(zip(keys.tolist(), slots.tolist(), strict=True))

@@ -249,11 +249,12 @@ def test_the_host_remembers_no_more_steps_than_it_can_hear_of():
     bags = on_device(Table("a", 2))
     bags._group._rows.index.reserve(0, 10_000)
     rows = bags._group._rows
-    rows._fit[:] = 10_000  # so much room that nobody asks
     rows.storage.grow(0, 10_000)
+    for place in range(2):
+        rows.room.set_fit(place, 10_000)  # so much room that nobody asks
     for step in range(20):
         train(bags, kjt({"a": [[step]]}))
-    assert len(rows._added_by) <= rows.ledger.copies + 1
+    assert rows.room.remembered() <= rows.ledger.copies + 1
     bags.check()
     assert bags.table("a").keys().tolist() == list(range(20))
 

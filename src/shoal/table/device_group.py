@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal import _native
 from shoal.config import Table, debugging
 from shoal.errors import CapacityError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
 from shoal.table.device_lookup import Looked, Lookups
-from shoal.table.device_plan import DevicePlan, Sizes
+from shoal.table.device_plan import DevicePlan
 from shoal.table.device_rows import DeviceRows
 from shoal.table.device_table import DeviceTable
 from shoal.table.device_update import Settings, Updates
@@ -32,7 +33,7 @@ class Batch:
     looked: Looked
     training: bool
     size: int
-    sizes: Sizes | None  # where somebody wants them
+    sizes: _native.BatchSizes | None  # where somebody wants them
     steps: Tensor | None = None  # of the tables, where other backwards came since; else as they are now
     applied: bool = False
 
@@ -177,15 +178,18 @@ class DeviceGroup(Group):
         sizes = self._sizes(plan, values, offsets, counts) if training and plan.trained else None
         return out, self._lookup(plan, values, offsets, weights, out, size, sizes, training, keep)
 
-    def _sizes(self, plan: DevicePlan, values: Tensor, offsets: Tensor, given: Sequence[int] | None) -> Sizes:
+    def _sizes(
+        self, plan: DevicePlan, values: Tensor, offsets: Tensor, given: Sequence[int] | None
+    ) -> _native.BatchSizes:
         """What follows from how many keys each feature has. Who does not know them waits for the device."""
         if given is None:
             features = len(plan.names)
             bags = (offsets.numel() - 1) // features
             bounds = offsets[:: max(bags, 1)].tolist() if bags else [0] * (features + 1)
             # Where offsets make no sense, any bound will do: such bags are read as empty.
-            return plan.sizes([min(max(end - begin, 0), values.numel()) for begin, end in pairwise(bounds)])
-        sizes = plan.sizes(given) if len(given) == len(plan.names) else None
+            counts = [min(max(end - begin, 0), values.numel()) for begin, end in pairwise(bounds)]
+            return plan.sizes(counts, self._rows.room)
+        sizes = plan.sizes(given, self._rows.room) if len(given) == len(plan.names) else None
         if sizes is None or sizes.least < 0 or sizes.keys != values.numel():
             raise InputError(
                 f"[{self.name}] the batch's lengths must agree with its values; its features have {list(given)} keys "
@@ -224,7 +228,7 @@ class DeviceGroup(Group):
         weights: Tensor | None,
         out: Tensor,
         size: int,
-        sizes: Sizes | None,
+        sizes: _native.BatchSizes | None,
         training: bool,
         keep: bool,
     ) -> Tensor:

@@ -119,10 +119,11 @@ class Lookups:
         v, shape = self._v, (plan.copies, len(plan.names))
         # Without pooling every item gets its ticket with its row.
         pooled = bool(plan.columns)
-        launches: list[Launch | Fill | Send] = self._rows.find(
+        finding = self._rows.find(
             v, plan.tables_of, shape, insert, features_of=None if pooled else v.features_of, count=True,
             tickets=v.tickets if keep and pooled else None,
         )  # fmt: skip
+        launches: list[Launch | Fill | Send] = [*finding]
         if insert:
             # Who makes room for the next batch wants to know of this one's keys while the device is busy with it.
             launches.append(Send(v.ledger_copy, self._rows.ledger.device, v.ledger_event))

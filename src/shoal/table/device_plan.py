@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal import _native
 from shoal.config import Table
 from shoal.ops.launch import Layouts, Programs
 from shoal.ops.pool import triton as kernels
@@ -21,18 +22,6 @@ class FamilyParts:
     first: int
     count: int
     parts: Tensor
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of a batch: keys of each feature, the least of these and their sum; elements of the output without pooling; by
-    table and family, most keys that are new."""
-
-    counts: list[int]
-    least: int
-    keys: int
-    elements: int
-    births: np.ndarray
 
 
 class DevicePlan:
@@ -74,14 +63,8 @@ class DevicePlan:
         self.all_train = all(part.trains for part in parts)
         self.trained_mask = torch.zeros(len(configs), dtype=torch.int64, device=device)
         self.trained_mask[torch.tensor(self.trained, dtype=torch.int64)] = 1
-        self._tables = len(configs)
-        self._family_of = np.array(families, dtype=np.int64)
-        self._family_count = max(families) + 1
-        self._dims = np.array([part.dim for part in parts], dtype=np.int64)
-        self._sources = np.array([part.source for part in parts], dtype=np.int64)
-        self._sized: Sizes | None = None  # of the last batch
-        self._trained_tables = np.array([part.table for part in parts if part.trains], dtype=np.int64)
-        self._trained_sources = np.array([part.source for part in parts if part.trains], dtype=np.int64)
+        self._batch_parts = _native.BatchParts([(part.source, part.table, part.dim, part.trains) for part in parts])
+        self._sized: tuple[list[int], _native.BatchSizes] | None = None  # of the last batch
         # The items of a row are reduced in the order of its table's features; most often they lie so.
         places = [[(part.copy, part.source) for part in parts if part.table == table] for table in range(len(configs))]
         self.in_feature_order = all(place == sorted(place) for place in places)
@@ -97,20 +80,12 @@ class DevicePlan:
             and all(part.feature.mode != "write" for part in parts)
         )
 
-    def sizes(self, given: Sequence[int]) -> "Sizes":
+    def sizes(self, counts: Sequence[int], room: _native.Room) -> _native.BatchSizes:
         """What follows from how many keys each feature has. REQUIRES: one number for each."""
-        given = list(given)
-        sized = self._sized
-        if sized is None or sized.counts != given:
-            counts = np.array(given, dtype=np.int64)
-            # Sums of whole numbers below 2^53: floats hold them.
-            born = np.bincount(self._trained_tables, counts[self._trained_sources], self._tables)
-            by_family = np.bincount(self._family_of, born, self._family_count)
-            births = np.concatenate([born, by_family]).astype(np.int64)
-            elements = int(counts[self._sources] @ self._dims)
-            least = int(counts.min()) if given else 0
-            sized = self._sized = Sizes(given, least, int(counts.sum()), elements, births)
-        return sized
+        counts = list(counts)
+        if self._sized is None or self._sized[0] != counts:
+            self._sized = counts, self._batch_parts.sizes(counts, room)
+        return self._sized[1]
 
     def starts(self, offsets: Tensor, batch: int, size: int) -> Tensor:
         """Where each part's output begins and ends, without pooling: parts lie behind each other in the order of

@@ -82,19 +82,8 @@ class DeviceRows:
         self._within = [self._rows_within(budget, number) for number, budget in enumerate(self._budgets)]
         self.index.describe(self.families, self._within)
         self._hopeless = [number for number, rows in enumerate(self._within) if rows == 0]
-        # By table and then by family, how many rows there can be at most: `_known`, and all that batches could have
-        # added, of which `_known` leaves out what was counted; and how many fit.
-        rooms = self.ledger.rooms
-        self._known = np.zeros(rooms, dtype=np.int64)
-        self._added = np.zeros(rooms, dtype=np.int64)
-        self._added_by: dict[int, np.ndarray] = {0: self._added}  # number of a copy of the ledger
-        self._fit = np.zeros(rooms, dtype=np.int64)
-        self._whole = np.zeros(len(layouts), dtype=bool)  # families with a slot for every row they may have
-        # The keys of the last batch and, once another one has as many, how many more there surely is room for.
-        self._alike: np.ndarray | None = None
-        self._alike_fit: int | None = None
-        self._most_rows = np.array([*self._within, *[2**62] * len(layouts)], dtype=np.int64)
-        self._family_of = np.array(self.families)
+        self.room = _native.Room(self.families, self._within, len(layouts))
+        self._no_memory = False  # for more than the batch at hand
         self._programs = Programs()
         self.scratch = Scratch(device)  # for what inserts, which has the tables to itself
 
@@ -138,67 +127,40 @@ class DeviceRows:
 
     # ---- room
 
-    def births(self, by_table: np.ndarray) -> np.ndarray:
-        """What `make_room` wants, from the keys of each table that may be new."""
-        return np.concatenate([by_table, self._by_family(by_table)])
-
-    def _by_family(self, by_table: np.ndarray) -> np.ndarray:
-        sums = np.zeros(len(self.storage.families), dtype=np.int64)
-        np.add.at(sums, self._family_of, by_table)
-        return sums
-
-    def make_room(self, more: np.ndarray) -> None:
-        """Room for `more` new keys, by table and family. Waits for the device only where what is known is not enough.
-
-        `more` must not change any more.
-        """
-        if more is self._alike:
-            if self._alike_fit is None:
-                self._alike_fit = self._fit_more(more)
-            if self._alike_fit > 0:
-                self._alike_fit -= 1
-                self._added = self._added + more
-                return
+    def make_room(self, births: _native.Births) -> None:
+        """Room for new keys. Waits for the device only where what is known is not enough."""
         for number in self._hopeless:
-            self._require_budget(number, int(more[number]))
-        if not self._fits(more):
-            self.hear()
-            # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
-            while not self._fits(more) and self.hear(wait=True) is not None:
-                pass
-            if not self._fits(more):
-                self.hear_all()
-                if not self._fits(more):
-                    self._grow(more)
-        self._added = self._added + more
-        self._alike, self._alike_fit = more, None
+            self._require_budget(number, births.of(number))
+        if not self.room.take(births):
+            self._make_more_room(births)
+            self.room.add(births)
 
-    def _fit_more(self, more: np.ndarray) -> int:
-        """How many times as many new keys have room for sure."""
-        left = self._fit - self._known - self._added
-        times = left[more > 0] // more[more > 0]
-        return max(int(times.min()), 0) if len(times) else _UNLIMITED
+    def _make_more_room(self, births: _native.Births) -> None:
+        self.hear()
+        if self.room.fits(births):
+            return
+        # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
+        while not self.room.fits(births) and self.hear(wait=True) is not None:
+            pass
+        # Who waits for one batch would wait for the next one too.
+        wanted = 1 if self._no_memory else 2
+        if self.room.fits(births, wanted):
+            return
+        self.hear_all()
+        if self.room.fits(births, wanted):
+            return
+        try:
+            self._grow(births)
+            self._no_memory = False
+        except torch.OutOfMemoryError:
+            self._no_memory = True
+            if not self.room.fits(births):
+                raise
 
     def sent(self) -> None:
         """Know that a copy of the ledger is on its way."""
         self.ledger.sent += 1
-        self._added_by[self.ledger.sent] = self._added
-        self._added_by.pop(self.ledger.sent - self.ledger.copies, None)
-
-    def _fits(self, more: np.ndarray) -> bool:
-        most = self._known + self._added
-        short = np.minimum(most + more, self._most_rows) > self._fit
-        if not short.any():
-            return True
-        tables = len(self.configs)
-        enough = most[tables:] + self._new_rows(most, more) <= self._fit[tables:]
-        return bool((enough | self._whole).all() and not short[:tables].any())
-
-    def _new_rows(self, most: np.ndarray, more: np.ndarray) -> np.ndarray:
-        """By family, rows that so many new keys can bring: no table goes beyond its budget."""
-        tables = len(self.configs)
-        left = np.maximum(self._most_rows - most, 0)[:tables]
-        return self._by_family(np.minimum(more[:tables], left))
+        self.room.sent(self.ledger.sent, self.ledger.copies)
 
     def hear(self, wait: bool = False) -> np.ndarray | None:
         """Read what the device counted, if it is there; with `wait`, the oldest that is on its way at least."""
@@ -207,36 +169,33 @@ class DeviceRows:
 
     def hear_all(self) -> np.ndarray:
         """Read what the device has counted once all is done that was launched."""
-        self._added_by[self.ledger.sent + 1] = self._added
+        self.room.sent(self.ledger.sent + 1, self.ledger.copies)
         return self._know(*self.ledger.hear_all())
 
     def _know(self, number: int, counted: np.ndarray) -> np.ndarray:
-        self._known = counted[: self.ledger.rooms] - self._added_by[number]
-        self._added_by = {at: added for at, added in self._added_by.items() if at >= number}
+        self.room.heard(number, torch.from_numpy(counted))
         return counted
 
     def _taken_anew(self, family: int) -> None:
         """The family's list of free slots is a new one."""
         at = len(self.configs) + family
-        self._alike = None
-        self._known[at] = -self._added[at]
-        self._fit[at] = self.storage.supply(family)
-        self._whole[family] = self.storage.families[family].slots >= self._rows_of(family)
+        self.room.recount(at)
+        self.room.set_fit(at, self.storage.supply(family))
+        self.room.set_whole(family, self.storage.families[family].slots >= self._rows_of(family))
 
     def _rows_of(self, family: int) -> int:
         """Most rows that a family's tables may have."""
         return sum(self._within[number] for number, other in enumerate(self.families) if other == family)
 
-    def _grow(self, more: np.ndarray) -> None:
+    def _grow(self, births: _native.Births) -> None:
         # Beyond this batch, room for some like it: so far may the host be ahead of the device without waiting.
-        tables, more = len(self.configs), _BATCHES_AHEAD * more
-        most = self._known + self._added
-        for number in np.nonzero(more[:tables])[0].tolist():
-            within = self._within[number]
-            self.index.reserve(number, min(int(most[number] + more[number]), within), within)
-            self._fit[number] = self.index.capacity(number)
-        for family, new in enumerate(self._new_rows(most, more).tolist()):
-            lacking = int(most[tables + family] + new - self._fit[tables + family])
+        tables, room = len(self.configs), self.room
+        for number, within in enumerate(self._within):
+            if new := _BATCHES_AHEAD * births.of(number):
+                self.index.reserve(number, min(room.most(number) + new, within), within)
+                room.set_fit(number, self.index.capacity(number))
+        for family, new in enumerate(room.new_rows(births, _BATCHES_AHEAD)):
+            lacking = room.most(tables + family) + new - room.fit(tables + family)
             if lacking > 0:
                 slots = self.storage.families[family].slots
                 more_rows = min(max(slots // 8, _LEAST_GROWTH), self._rows_of(family) - slots)
@@ -375,9 +334,9 @@ class DeviceRows:
 
     def upsert(self, table: int, keys: Tensor) -> Tensor:
         """Slots of distinct keys of one table; those without a row are born."""
-        more = np.zeros(len(self.configs), dtype=np.int64)
-        more[table] = len(keys)
-        self.make_room(self.births(more))
+        by_table = [0] * len(self.configs)
+        by_table[table] = len(keys)
+        self.make_room(self.room.births(by_table))
         return self.insert(table, keys)
 
     def insert(self, table: int, keys: Tensor) -> Tensor:
@@ -435,8 +394,7 @@ class DeviceRows:
         """Count slots of erased rows that leases may hold against the table's budget; less than 0: no longer."""
         self._held[table] += slots
         if self._budgets[table] is not None:
-            self._alike = None
-            self._most_rows[table] -= slots
+            self.room.lower(table, slots)
             self.index.tables[table, MOST_ROWS.value] -= slots
 
     def give(self, table: int, slots: Tensor) -> None:
@@ -454,8 +412,7 @@ class DeviceRows:
         """Forget all rows of a table."""
         _keys, slots = self.index.entries(table)
         self.index.clear(table)
-        self._alike = None
-        self._fit[table] = 0
+        self.room.set_fit(table, 0)
         self.ledger.keys[table] = 0
         self._gone[table] += len(slots)
         self.give(table, slots)
