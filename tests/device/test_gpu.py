@@ -181,11 +181,38 @@ def test_a_short_training_loop():
     twins.check()
 
 
-def _small(seed):
+def _small(seed, size=16):
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, 9, (3 * 16,), generator=generator)
+    lengths = torch.randint(0, 9, (3 * size,), generator=generator)
     values = torch.randint(-30, 30, (int(lengths.sum()),), generator=generator)
     return shoal.KeyedJaggedTensor(["a", "b", "c"], values, lengths=lengths)
+
+
+def test_batches_of_other_sizes_on_other_streams_agree_with_host_memory():
+    twins = Twins(*(Table(name, 6, optimizer=shoal.Adam(lr=0.1)) for name in "abc"))
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    for step, size in enumerate([16, 3, 0, 16, 200, 0, 1, 16, 16, 2000, 16, 5]):
+        with torch.cuda.stream(streams[step % 3 % 2]):
+            twins.step(_small(step, size), seed=step)
+    twins.check()
+
+
+def test_nobody_hears_of_a_step_before_it_is_over():
+    bags, features = trained(Table("a", 64))
+    ledger = bags._group._rows.ledger
+    while ledger.sent < 2 * ledger.copies:  # each event was recorded before
+        bags(features).values().sum().backward()
+    bags.check()
+    out = bags(features).values()
+    torch.cuda._sleep(500_000_000)
+    bags(features).values().sum().backward()
+    out.sum().backward()
+    told = [ledger._events[number % ledger.copies].query() for number in range(ledger.sent - 3, ledger.sent)]
+    heard = ledger.hear()
+    torch.cuda.synchronize()
+    assert told == [False] * 3
+    assert heard is not None and heard[0] == ledger.sent - 3
+    assert ledger.hear()[0] == ledger.sent
 
 
 @pytest.mark.parametrize(("n", "bound"), [(1, 5), (1000, 40), (300_000, 40_000_000), (50_000, 1), (7777, 2**31 - 1)])

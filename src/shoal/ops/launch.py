@@ -153,19 +153,17 @@ class Program:
         self._launches = launches
         self._alone = alone
         self._native: Any = None
+        # Values that are no number or tensor, from the last one on, and what they stand for.
+        self._folded: list[tuple[int, Callable[[Any], list[int]]]] = []
 
     def run(self, *values: Any) -> None:
         """Launch all on the current stream: tensors, numbers, events. A Space stands for its pieces."""
         if self._native is None:
             self._run_first(values)
             return
-        flat: list[Any] = []
-        for value in values:
-            kind = type(value)
-            if kind is Space:
-                flat += value.addresses()
-            else:
-                flat.append(value.cuda_event if kind is torch.cuda.Event else value)
+        flat = list(values)
+        for at, unfold in self._folded:
+            flat[at : at + 1] = unfold(flat[at])
         self._native.run(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), flat)
 
     def _run_first(self, values: Sequence[Any]) -> None:
@@ -200,10 +198,19 @@ class Program:
             arguments = [given(argument) for argument in launch.arguments]
             compiled.append(launch.kernel[grid](*arguments, **launch.constants, **launch.options))
         if complete and not INTERPRETED and all(one is None or _is_plain(one) for one in compiled):
+            for at, value in enumerate(values):
+                if isinstance(value, Space):
+                    self._folded.insert(0, (at, Space.addresses))
+                elif isinstance(value, torch.cuda.Event):
+                    self._folded.insert(0, (at, _handle))
             program = _native.Program(self._alone)
             for launch, made in zip(self._launches, compiled, strict=True):
                 _add(program, launch, made)
             self._native = program  # whole: lookups of other threads may be waiting for it
+
+
+def _handle(event: Any) -> list[int]:
+    return [event.cuda_event]
 
 
 def _is_plain(compiled: Any) -> bool:

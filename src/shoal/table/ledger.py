@@ -71,18 +71,18 @@ class Ledger:
 
         It is the caller's until others were sent.
         """
-        found = None
-        number = max(self._heard, self.sent - len(self._copies)) + 1
-        while number <= self.sent:
+        oldest = max(self._heard, self.sent - len(self._copies)) + 1
+        for number in range(self.sent, oldest - 1, -1):
             event = self._events[(number - 1) % len(self._copies)]
-            if event is not None and not event.query():
-                if not wait or found is not None:
-                    break
+            if event is None or event.query():
+                break
+            if wait and number == oldest:
                 event.synchronize()
-            self._heard = number
-            found = number, self._read[(number - 1) % len(self._copies)]
-            number += 1
-        return found
+                break
+        else:
+            return None
+        self._heard = number
+        return number, self._read[(number - 1) % len(self._copies)]
 
     def says_worse(self, reported: np.ndarray) -> bool:
         """Whether more went wrong than was reported, as far as the last copies came; they are read where they lie."""
