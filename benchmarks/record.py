@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import os
 import pathlib
 import platform
 import subprocess
@@ -168,4 +169,5 @@ def _machine() -> str:
     except OSError:
         pass
     gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
-    return f"{gpu}{model}, {cores} cores"
+    used = len(os.sched_getaffinity(0))
+    return f"{gpu}{model}, {cores} cores" if used == cores else f"{gpu}{model}, {used} of {cores} cores"
