@@ -198,11 +198,13 @@ class Program:
             arguments = [given(argument) for argument in launch.arguments]
             compiled.append(launch.kernel[grid](*arguments, **launch.constants, **launch.options))
         if complete and not INTERPRETED and all(one is None or _is_plain(one) for one in compiled):
+            folded: list[tuple[int, Callable[[Any], list[int]]]] = []
             for at, value in enumerate(values):
                 if isinstance(value, Space):
-                    self._folded.insert(0, (at, Space.addresses))
+                    folded.insert(0, (at, Space.addresses))
                 elif isinstance(value, torch.cuda.Event):
-                    self._folded.insert(0, (at, _handle))
+                    folded.insert(0, (at, _handle))
+            self._folded = folded
             program = _native.Program(self._alone)
             for launch, made in zip(self._launches, compiled, strict=True):
                 _add(program, launch, made)
