@@ -19,6 +19,7 @@ BUILTIN_BASES = {
     "NonFiniteError": ArithmeticError,
     "BackwardError": RuntimeError,
     "StateDictError": RuntimeError,
+    "StorageError": OSError,
     "ForkError": RuntimeError,
 }
 

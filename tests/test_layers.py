@@ -33,7 +33,7 @@ NATIVE_FROM_LAYER = 2
 NATIVE_MAY_INCLUDE: dict[str, frozenset[str]] = {
     "base": frozenset(),
     "index": frozenset({"base"}),
-    "store": frozenset({"base"}),
+    "store": frozenset({"base", "index"}),
     "kernels": frozenset({"base"}),
     "lookup": frozenset({"base", "index", "kernels"}),
     "device": frozenset({"base"}),

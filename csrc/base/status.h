@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-enum class Code { ok, input, capacity, memory, device };
+enum class Code { ok, input, capacity, memory, device, storage };
 
 class [[nodiscard]] Status {
  public:

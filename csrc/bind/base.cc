@@ -19,6 +19,7 @@ void raise(const Status& status) {
   const char* name = status.code() == Code::memory     ? "OutOfMemoryError"
                      : status.code() == Code::capacity ? "CapacityError"
                      : status.code() == Code::device   ? "DeviceError"
+                     : status.code() == Code::storage  ? "StorageError"
                                                        : "InputError";
   nb::object type = nb::module_::import_("shoal.errors").attr(name);
   std::string message = status.message();

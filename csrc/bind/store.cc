@@ -1,9 +1,112 @@
+#include <nanobind/stl/unique_ptr.h>
+
+#include <map>
+#include <mutex>
+
 #include "bind/bind.h"
 #include "store/dram.h"
+#include "store/ssd.h"
 
 namespace shoal {
 
+// Requests of all stores go through one of each kind.
+static std::shared_ptr<Io> shared_io(const std::string& kind, int depth) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, std::weak_ptr<Io>> made;
+  std::lock_guard lock(mutex);
+  std::weak_ptr<Io>& kept = made[{kind, depth}];
+  std::shared_ptr<Io> io = kept.lock();
+  if (io == nullptr) {
+    io = kind == "threads" ? make_io_threads(depth) : kind == "io_uring" ? make_uring(depth) : make_io(depth);
+    if (io == nullptr) raise({Code::device, "[ssd] io_uring is not allowed here. Use 'threads', or leave it open."});
+    kept = io;
+  }
+  return io;
+}
+
+static void bind_ssd(nb::module_& m) {
+  nb::class_<SsdStats>(m, "SsdStats")
+      .def_ro("rows", &SsdStats::rows)
+      .def_ro("capacity", &SsdStats::capacity)
+      .def_ro("file_bytes", &SsdStats::file_bytes)
+      .def_ro("index_bytes", &SsdStats::index_bytes)
+      .def_ro("reads", &SsdStats::reads)
+      .def_ro("read_bytes", &SsdStats::read_bytes)
+      .def_ro("read_calls", &SsdStats::read_calls)
+      .def_ro("read_nanoseconds", &SsdStats::read_nanoseconds)
+      .def_ro("written_rows", &SsdStats::written_rows)
+      .def_ro("written_bytes", &SsdStats::written_bytes)
+      .def_ro("write_nanoseconds", &SsdStats::write_nanoseconds)
+      .def_ro("collected_rows", &SsdStats::collected_rows)
+      .def_ro("collected_bytes", &SsdStats::collected_bytes)
+      .def_ro("damaged", &SsdStats::damaged);
+  nb::class_<SsdStore>(m, "SsdStore", "Rows on disk, by key")
+      .def_static(
+          "open",
+          [](const std::string& directory, int64_t row_bytes, int64_t max_bytes, bool direct, const std::string& io,
+             int depth) {
+            std::unique_ptr<SsdStore> store;
+            raise(SsdStore::open({directory, row_bytes, max_bytes, direct}, shared_io(io, depth), &store));
+            return store;
+          },
+          nb::arg("directory"), nb::arg("row_bytes"), nb::arg("max_bytes"), nb::arg("direct"), nb::arg("io"),
+          nb::arg("depth"))
+      .def_prop_ro("capacity", &SsdStore::capacity)
+      .def_prop_ro("rows", &SsdStore::rows)
+      .def(
+          "write",
+          [](SsdStore& store, Vector<const int64_t> keys, Matrix<const uint8_t> rows) {
+            Status status;
+            {
+              nb::gil_scoped_release released;
+              status = store.write(keys.data(), reinterpret_cast<const char*>(rows.data()), int64_t(keys.shape(0)));
+            }
+            raise(status);
+          },
+          nb::arg("keys"), nb::arg("rows"))
+      .def(
+          "read",
+          [](SsdStore& store, Vector<const int64_t> keys, Matrix<uint8_t> rows, Vector<bool> found) {
+            Status status;
+            {
+              nb::gil_scoped_release released;
+              status =
+                  store.read(keys.data(), reinterpret_cast<char*>(rows.data()), found.data(), int64_t(keys.shape(0)));
+            }
+            raise(status);
+          },
+          nb::arg("keys"), nb::arg("rows"), nb::arg("found"))
+      .def(
+          "contains",
+          [](const SsdStore& store, Vector<const int64_t> keys, Vector<bool> found) {
+            store.contains(keys.data(), found.data(), int64_t(keys.shape(0)));
+          },
+          nb::arg("keys"), nb::arg("found"), Released())
+      .def(
+          "erase",
+          [](SsdStore& store, Vector<const int64_t> keys) { return store.erase(keys.data(), int64_t(keys.shape(0))); },
+          nb::arg("keys"), Released())
+      .def("keys", [](const SsdStore& store) { return to_tensor(store.keys()); })
+      .def("clear", &SsdStore::clear, Released())
+      .def("stats", &SsdStore::stats);
+  nb::enum_<FileCall>(m, "FileCall")
+      .value("open", FileCall::open)
+      .value("read", FileCall::read)
+      .value("write", FileCall::write)
+      .value("sync", FileCall::sync)
+      .value("remove", FileCall::remove);
+  m.def(
+      "inject_fault",
+      [](FileCall call, const std::string& path_part, int error, int64_t after, int64_t times) {
+        Faults::instance().inject({call, path_part, error, after, times});
+      },
+      nb::arg("call"), nb::arg("path_part"), nb::arg("error"), nb::arg("after") = 0, nb::arg("times") = 1,
+      "For tests: calls of that kind on files with that in their path answer with an errno");
+  m.def("clear_faults", [] { Faults::instance().clear(); });
+}
+
 void bind_store(nb::module_& m) {
+  bind_ssd(m);
   nb::class_<DramStore>(m, "DramStore", "Rows in host memory")
       .def(nb::init<int32_t, Dtype, int32_t>(), nb::arg("dim"), nb::arg("dtype"), nb::arg("state_floats"))
       .def_prop_ro("rows", &DramStore::rows, nb::rv_policy::reference_internal)

@@ -52,6 +52,93 @@ class RwLock:
 
     def unlock(self) -> None: ...
 
+class SsdStats:
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def file_bytes(self) -> int: ...
+
+    @property
+    def index_bytes(self) -> int: ...
+
+    @property
+    def reads(self) -> int: ...
+
+    @property
+    def read_bytes(self) -> int: ...
+
+    @property
+    def read_calls(self) -> int: ...
+
+    @property
+    def read_nanoseconds(self) -> int: ...
+
+    @property
+    def written_rows(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int: ...
+
+    @property
+    def write_nanoseconds(self) -> int: ...
+
+    @property
+    def collected_rows(self) -> int: ...
+
+    @property
+    def collected_bytes(self) -> int: ...
+
+    @property
+    def damaged(self) -> int: ...
+
+class SsdStore:
+    """Rows on disk, by key"""
+
+    @staticmethod
+    def open(directory: str, row_bytes: int, max_bytes: int, direct: bool, io: str, depth: int) -> SsdStore: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    def write(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def read(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')], found: Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def contains(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], found: Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def erase(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+
+    def keys(self) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]: ...
+
+    def clear(self) -> None: ...
+
+    def stats(self) -> SsdStats: ...
+
+class FileCall(enum.Enum):
+    open = 0
+
+    read = 1
+
+    write = 2
+
+    sync = 3
+
+    remove = 4
+
+def inject_fault(call: FileCall, path_part: str, error: int, after: int = 0, times: int = 1) -> None:
+    """
+    For tests: calls of that kind on files with that in their path answer with an errno
+    """
+
+def clear_faults() -> None: ...
+
 class DramStore:
     """Rows in host memory"""
 

@@ -10,6 +10,7 @@
     ├── NonFiniteError    (ArithmeticError)  NaN or infinity in the gradients
     ├── BackwardError     (RuntimeError)     a backward pass that cannot be applied
     ├── StateDictError    (RuntimeError)     a state dict that cannot be made or loaded
+    ├── StorageError      (OSError)          a file or disk that failed, or what is on it is damaged
     └── ForkError         (RuntimeError)     use in a forked child process
 
 `except ShoalError` catches them all; the built-in class in brackets is a base too, so that code which knows nothing of
@@ -28,6 +29,7 @@ __all__ = [
     "OutOfMemoryError",
     "ShoalError",
     "StateDictError",
+    "StorageError",
 ]
 
 
@@ -73,6 +75,10 @@ class BackwardError(ShoalError, RuntimeError):
 
 class StateDictError(ShoalError, RuntimeError):
     """A state dict is too large to make, or does not fit the tables it is loaded into."""
+
+
+class StorageError(ShoalError, OSError):
+    """A file, a disk or a user's storage failed, or what is on it is not what was written."""
 
 
 class ForkError(ShoalError, RuntimeError):

@@ -1,0 +1,130 @@
+#include "base/io.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "base/check.h"
+
+namespace shoal {
+namespace {
+
+std::string folder() {
+  static const std::string made = [] {
+    std::string pattern = std::filesystem::temp_directory_path() / "shoal-io-XXXXXX";
+    CHECK(::mkdtemp(pattern.data()) != nullptr);
+    return pattern;
+  }();
+  return made;
+}
+
+struct Memory {
+  explicit Memory(int64_t bytes) : at(static_cast<char*>(std::aligned_alloc(kBlockBytes, size_t(bytes)))) {}
+  ~Memory() { std::free(at); }
+  char* at;
+};
+
+std::vector<std::unique_ptr<Io>> both() {
+  std::vector<std::unique_ptr<Io>> engines;
+  engines.push_back(make_io_threads(8));
+  if (auto uring = make_uring(8)) engines.push_back(std::move(uring));
+  return engines;
+}
+
+void what_is_written_is_read(Io* io, bool direct) {
+  constexpr int64_t kBlocks = 100;
+  File file;
+  CHECK(File::create(folder() + "/a.seg", direct, &file).ok());
+  Memory memory(kBlocks * kBlockBytes), back(kBlocks * kBlockBytes);
+  std::vector<IoRequest> writes, reads;
+  for (int64_t block = 0; block < kBlocks; ++block) {
+    std::memset(memory.at + block * kBlockBytes, int(block + 1), kBlockBytes);
+    writes.push_back({FileCall::write, &file, memory.at + block * kBlockBytes, kBlockBytes, block * kBlockBytes});
+    reads.push_back(
+        {FileCall::read, &file, back.at + block * kBlockBytes, kBlockBytes, (block * 37 % 100) * kBlockBytes});
+  }
+  io->run(&writes);
+  for (const IoRequest& write : writes) CHECK(write.status().ok(), write.status().message());
+  io->run(&reads);
+  for (int64_t block = 0; block < kBlocks; ++block) {
+    CHECK(reads[block].status().ok(), reads[block].status().message());
+    CHECK(back.at[block * kBlockBytes + 5] == char(block * 37 % 100 + 1), block);
+  }
+  std::vector<IoRequest> none;
+  io->run(&none);
+}
+
+void a_file_that_ends_early_says_so(Io* io) {
+  File file;
+  CHECK(File::create(folder() + "/short.seg", true, &file).ok());
+  Memory memory(2 * kBlockBytes);
+  std::memset(memory.at, 1, 2 * kBlockBytes);
+  CHECK(file.write(memory.at, kBlockBytes, 0).ok());
+  std::vector<IoRequest> reads = {{FileCall::read, &file, memory.at, 2 * kBlockBytes, 0}};
+  io->run(&reads);
+  const Status status = reads[0].status();
+  CHECK(status.code() == Code::storage &&
+            status.message().find("short.seg] reading 8192 bytes at 0: only 4096") != std::string::npos,
+        status.message());
+}
+
+void a_fault_is_the_answer_of_its_request_alone(Io* io) {
+  File file;
+  CHECK(File::create(folder() + "/fault.seg", true, &file).ok());
+  Memory memory(8 * kBlockBytes);
+  std::memset(memory.at, 1, 8 * kBlockBytes);
+  std::vector<IoRequest> writes;
+  for (int64_t block = 0; block < 8; ++block)
+    writes.push_back({FileCall::write, &file, memory.at + block * kBlockBytes, kBlockBytes, block * kBlockBytes});
+  Faults::instance().inject({FileCall::write, "fault.seg", ENOSPC, 3, 2});
+  io->run(&writes);
+  Faults::instance().clear();
+  int failed = 0;
+  for (const IoRequest& write : writes) {
+    if (write.status().ok()) continue;
+    ++failed;
+    CHECK(write.status().message().find("No space left on device") != std::string::npos, write.status().message());
+  }
+  CHECK(failed == 2, failed);
+  io->run(&writes);
+  for (const IoRequest& write : writes) CHECK(write.status().ok());
+}
+
+void calls_from_several_threads_do_not_meet(Io* io) {
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 4; ++number) {
+    threads.emplace_back([io, number] {
+      File file;
+      CHECK(File::create(folder() + "/t" + std::to_string(number) + ".seg", true, &file).ok());
+      Memory memory(16 * kBlockBytes), back(16 * kBlockBytes);
+      for (int round = 0; round < 20; ++round) {
+        std::memset(memory.at, number * 20 + round + 1, 16 * kBlockBytes);
+        std::vector<IoRequest> writes, reads;
+        for (int64_t block = 0; block < 16; ++block) {
+          writes.push_back({FileCall::write, &file, memory.at + block * kBlockBytes, kBlockBytes, block * kBlockBytes});
+          reads.push_back({FileCall::read, &file, back.at + block * kBlockBytes, kBlockBytes, block * kBlockBytes});
+        }
+        io->run(&writes);
+        io->run(&reads);
+        for (const IoRequest& read : reads) CHECK(read.status().ok());
+        CHECK(std::memcmp(memory.at, back.at, 16 * kBlockBytes) == 0, number, round);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main() {
+  for (const auto& io : shoal::both()) {
+    for (const bool direct : {true, false}) shoal::what_is_written_is_read(io.get(), direct);
+    shoal::a_file_that_ends_early_says_so(io.get());
+    shoal::a_fault_is_the_answer_of_its_request_alone(io.get());
+    shoal::calls_from_several_threads_do_not_meet(io.get());
+  }
+  std::filesystem::remove_all(shoal::folder());
+}

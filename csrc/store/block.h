@@ -1,0 +1,39 @@
+// How rows lie in the files of a store on disk: in blocks, each of which can be told to be whole and the one that was
+// meant.
+//
+//   block = crc32c of what follows (4 B), rows in it (4 B), its segment (8 B), its number there (8 B),
+//           then for each row its key (8 B) and its bytes
+//
+// A block is read and written as a whole. It is 4 KiB, or as many times that as one row needs.
+#pragma once
+
+#include <cstdint>
+
+#include "base/file.h"
+#include "base/status.h"
+
+namespace shoal {
+
+struct BlockLayout {
+  int64_t row_bytes = 0;
+  int64_t block_bytes = 0;
+  int64_t rows_per_block = 0;
+
+  static constexpr int64_t kHeaderBytes = 24;
+  static constexpr int64_t kKeyBytes = 8;
+
+  static BlockLayout of(int64_t row_bytes);
+
+  int64_t record_bytes() const { return kKeyBytes + row_bytes; }
+  const char* record(const char* block, int64_t row) const { return block + kHeaderBytes + row * record_bytes(); }
+  int64_t key(const char* block, int64_t row) const;
+  const char* row(const char* block, int64_t row) const { return record(block, row) + kKeyBytes; }
+
+  // Puts a row into a block that is being filled; then, once it has `rows`, makes it whole.
+  void put(char* block, int64_t row, int64_t key, const char* bytes) const;
+  void seal(char* block, uint32_t rows, uint64_t segment, uint64_t number) const;
+  // Rows of a block that is whole and the one that was meant; -1 of any other.
+  int64_t rows_of(const char* block, uint64_t segment, uint64_t number) const;
+};
+
+}  // namespace shoal

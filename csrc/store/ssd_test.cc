@@ -1,0 +1,348 @@
+#include "store/ssd.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "base/check.h"
+
+namespace shoal {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string folder() {
+  static const std::string made = [] {
+    std::string pattern = fs::temp_directory_path() / "shoal-ssd-XXXXXX";
+    CHECK(::mkdtemp(pattern.data()) != nullptr);
+    return pattern;
+  }();
+  return made;
+}
+
+std::shared_ptr<Io> io() {
+  static const std::shared_ptr<Io> made = make_io(16);
+  return made;
+}
+
+// A store and what should be in it.
+struct Kept {
+  explicit Kept(int64_t row_bytes, int64_t max_bytes = int64_t{8} << 20, bool collects = true)
+      : options{folder() + "/store", row_bytes, max_bytes, true, collects ? int64_t{1} << 30 : 1} {
+    const Status status = SsdStore::open(options, io(), &store);
+    CHECK(status.ok(), status.message());
+  }
+
+  std::string row(int64_t key, int64_t version) const {
+    std::string bytes(size_t(options.row_bytes), 0);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = char(uint64_t(key) * 31 + uint64_t(version) * 7 + i);
+    return bytes;
+  }
+
+  Status write(const std::vector<int64_t>& keys, int64_t version) {
+    std::string bytes;
+    for (const int64_t key : keys) bytes += row(key, version);
+    const Status status = store->write(keys.data(), bytes.data(), int64_t(keys.size()));
+    if (status.ok())
+      for (const int64_t key : keys) wanted[key] = version;
+    return status;
+  }
+
+  void erase(const std::vector<int64_t>& keys) {
+    int64_t there = 0;
+    for (const int64_t key : keys) there += int64_t(wanted.erase(key));
+    CHECK(store->erase(keys.data(), int64_t(keys.size())) == there);
+  }
+
+  // Reads and compares; keys whose block cannot be read may be missing. How many of the wanted ones were found.
+  int64_t check(const std::vector<int64_t>& keys, Status* status = nullptr) {
+    std::string bytes(keys.size() * size_t(options.row_bytes), 'x');
+    const auto found = std::make_unique<bool[]>(keys.size());
+    const Status answer = store->read(keys.data(), bytes.data(), found.get(), int64_t(keys.size()));
+    if (status == nullptr) CHECK(answer.ok(), answer.message());
+    if (status != nullptr) *status = answer;
+    int64_t count = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const auto version = wanted.find(keys[i]);
+      if (version == wanted.end()) {
+        CHECK(!found[i], keys[i]);
+        continue;
+      }
+      CHECK(found[i] || status != nullptr, keys[i]);
+      if (!found[i]) continue;
+      ++count;
+      CHECK(bytes.compare(i * size_t(options.row_bytes), size_t(options.row_bytes), row(keys[i], version->second)) == 0,
+            keys[i]);
+    }
+    return count;
+  }
+
+  void check_all(int64_t keys) {
+    std::vector<int64_t> all;
+    for (int64_t key = -1; key <= keys; ++key) all.push_back(key);
+    CHECK(check(all) == int64_t(wanted.size()));
+    CHECK(store->rows() == int64_t(wanted.size()));
+  }
+
+  std::vector<std::string> files() const {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::directory_iterator(options.directory))
+      if (entry.path().extension() == ".seg") found.push_back(entry.path().string());
+    return found;
+  }
+
+  SsdOptions options;
+  std::unique_ptr<SsdStore> store;
+  std::map<int64_t, int64_t> wanted;
+};
+
+std::vector<int64_t> range(int64_t from, int64_t to) {
+  std::vector<int64_t> keys;
+  for (int64_t key = from; key < to; ++key) keys.push_back(key);
+  return keys;
+}
+
+void rows_of_every_size_come_back() {
+  for (const int64_t bytes : {1, 7, 256, 4064, 4065, 5000, 20'000}) {
+    Kept kept(bytes, int64_t{16} << 20);
+    CHECK(kept.write({0, -1, INT64_MAX, INT64_MIN, 42}, 1).ok());
+    CHECK(kept.check({42, INT64_MIN, 5, INT64_MAX, -1, 0}) == 5, bytes);
+    CHECK(kept.write({42, 43}, 2).ok());
+    CHECK(kept.check({42, 43, 0}) == 3, bytes);
+    kept.erase({42, 99});
+    CHECK(kept.check({42, 43, 0}) == 2, bytes);
+    std::vector<int64_t> none;
+    CHECK(kept.write(none, 1).ok() && kept.check(none) == 0);
+  }
+}
+
+void it_stays_within_its_files_however_often_rows_are_written() {
+  for (const bool collects : {true, false}) {
+    Kept kept(100, int64_t{4} << 20, collects);
+    std::mt19937_64 random(7);
+    const int64_t rows = kept.store->capacity();
+    for (int64_t from = 0; from < rows; from += 1000)
+      CHECK(kept.write(range(from, std::min(from + 1000, rows)), 0).ok());
+    for (int64_t version = 1; version < 120; ++version) {
+      std::map<int64_t, int> some;
+      while (some.size() < 700) some[int64_t(random() % uint64_t(rows))];
+      std::vector<int64_t> keys;
+      for (const auto& [key, _] : some) keys.push_back(key);
+      const Status status = kept.write(keys, version);
+      CHECK(status.ok(), status.message());
+      if (version % 3 == 0) {
+        kept.erase({keys[0], keys[1]});
+        CHECK(kept.write({keys[1]}, version).ok());
+      }
+      if (version % 40 == 0) kept.check_all(rows);
+      int64_t bytes = 0;
+      for (const std::string& file : kept.files()) {
+        std::error_code gone;  // collected meanwhile
+        const auto size = fs::file_size(file, gone);
+        bytes += gone ? 0 : int64_t(size);
+      }
+      CHECK(bytes <= kept.options.max_bytes, bytes);
+    }
+    kept.check_all(rows);
+    const SsdStats stats = kept.store->stats();
+    CHECK(stats.collected_bytes > 0 && stats.file_bytes <= kept.options.max_bytes);
+    CHECK(stats.written_bytes + stats.collected_bytes <= 2 * stats.written_bytes + (1 << 20), stats.written_bytes,
+          stats.collected_bytes);
+  }
+}
+
+void a_row_takes_24_bytes_of_memory_at_most() {
+  Kept kept(16, int64_t{64} << 20, false);
+  for (int64_t from = 0; from < 1'000'000; from += 50'000) {
+    CHECK(kept.write(range(from, from + 50'000), 0).ok());
+    const SsdStats stats = kept.store->stats();
+    CHECK(from < 100'000 || stats.index_bytes <= 24 * stats.rows, stats.index_bytes, stats.rows);
+  }
+}
+
+void what_is_cleared_or_closed_leaves_nothing_behind() {
+  {
+    Kept kept(64);
+    CHECK(kept.write(range(0, 5000), 1).ok());
+    kept.store->clear();
+    kept.wanted.clear();
+    CHECK(kept.files().empty() && kept.store->rows() == 0);
+    CHECK(kept.write(range(3, 50), 2).ok());
+    kept.check_all(60);
+    CHECK(kept.store->keys().size() == 47);
+  }
+  CHECK(!fs::exists(folder() + "/store"));
+}
+
+void a_full_disk_loses_nothing() {
+  Kept kept(256);
+  CHECK(kept.write(range(0, 3000), 1).ok());
+  for (const int error : {ENOSPC, EIO}) {
+    Faults::instance().inject({FileCall::write, ".seg", error, 0, 1});
+    const Status status = kept.write(range(1000, 1010), 2);
+    CHECK(status.code() == Code::storage && status.message().find(".seg] writing") != std::string::npos,
+          status.message());
+    kept.check_all(3000);  // as it was
+  }
+  // Of many requests one fails: its rows stay as they were, the others are written.
+  Faults::instance().inject({FileCall::write, ".seg", EIO, 1, 1});
+  CHECK(!kept.write(range(0, 2000), 3).ok());
+  Faults::instance().clear();
+  std::string bytes(3000 * 256, 0);
+  const auto found = std::make_unique<bool[]>(3000);
+  CHECK(kept.store->read(range(0, 3000).data(), bytes.data(), found.get(), 3000).ok());
+  int64_t old = 0;
+  for (int64_t key = 0; key < 3000; ++key) {
+    const std::string there = bytes.substr(size_t(key) * 256, 256);
+    CHECK(found[key] && (there == kept.row(key, 1) || (key < 2000 && there == kept.row(key, 3))), key);
+    old += there == kept.row(key, 1);
+  }
+  CHECK(old > 1000 && old < 3000, old);
+  CHECK(kept.write(range(0, 2000), 4).ok());
+  kept.check_all(3000);
+}
+
+void a_file_that_cannot_be_made_loses_nothing() {
+  Kept kept(256);
+  Faults::instance().inject({FileCall::open, ".seg", EACCES, 0, 1});
+  const Status status = kept.write({1, 2}, 1);
+  CHECK(status.code() == Code::storage && status.message().find("Make it writable") != std::string::npos);
+  CHECK(kept.check({1, 2}) == 0);
+  Faults::instance().clear();
+  CHECK(kept.write({1, 2}, 2).ok() && kept.check({1, 2}) == 2);
+}
+
+void a_read_that_fails_can_be_made_again() {
+  Kept kept(256);
+  CHECK(kept.write(range(0, 300), 1).ok());
+  Faults::instance().inject({FileCall::read, ".seg", EIO, 2, 1});
+  Status status;
+  const int64_t found = kept.check(range(0, 300), &status);
+  CHECK(status.code() == Code::storage && status.message().find("Input/output error") != std::string::npos);
+  CHECK(found < 300 && found >= 300 - 2 * 15, found);  // but for those of one block
+  Faults::instance().clear();
+  kept.check_all(300);
+}
+
+void flip(const std::string& path, int64_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  char byte = char(file.get());
+  file.seekp(at);
+  file.put(char(byte ^ 4));
+}
+
+void a_flipped_bit_is_seen_and_costs_no_other_block() {
+  Kept kept(256);
+  CHECK(kept.write(range(0, 300), 1).ok());
+  flip(kept.files().at(0), 2 * 4096 + 777);
+  Status status;
+  const int64_t found = kept.check(range(0, 300), &status);
+  CHECK(found == 300 - 15, found);
+  CHECK(status.message().find(".seg] the block at 8192 is not what was written there") != std::string::npos,
+        status.message());
+  CHECK(kept.store->stats().damaged == 1);
+  // What is written anew, or erased, is as it should be.
+  CHECK(kept.write(range(30, 40), 2).ok());
+  kept.erase(range(40, 45));
+  kept.check_all(300);
+}
+
+void a_cut_file_is_seen() {
+  Kept kept(256);
+  CHECK(kept.write(range(0, 300), 1).ok());
+  fs::resize_file(kept.files().at(0), 4096);
+  Status status;
+  CHECK(kept.check(range(0, 300), &status) == 15);
+  CHECK(status.message().find("The file was cut") != std::string::npos, status.message());
+}
+
+void a_damaged_segment_is_not_collected_away() {
+  Kept kept(100, int64_t{1} << 20, false);
+  const int64_t rows = kept.store->capacity();
+  CHECK(kept.write(range(0, rows), 0).ok());
+  // The rows of a block of the first segment stay; all others are written again and again.
+  const int64_t in_block = BlockLayout::of(100).rows_per_block;
+  flip(folder() + "/store/1.seg", 100);
+  std::mt19937_64 random(3);
+  for (int64_t version = 1; version < 60; ++version) {
+    std::map<int64_t, int> some;
+    while (some.size() < 400) some[in_block + int64_t(random() % uint64_t(rows - in_block))];
+    std::vector<int64_t> keys;
+    for (const auto& [key, _] : some) keys.push_back(key);
+    const Status status = kept.write(keys, version);
+    CHECK(status.ok(), status.message());
+  }
+  CHECK(fs::exists(folder() + "/store/1.seg"));
+  Status status;
+  CHECK(kept.check(range(0, rows), &status) == rows - in_block && !status.ok());
+}
+
+void one_key_over_and_over_needs_no_more_than_its_segment() {
+  Kept kept(5000, int64_t{1} << 20);
+  for (int64_t version = 0; version < 2000; ++version) CHECK(kept.write({7}, version).ok());
+  kept.check_all(10);
+}
+
+void a_store_that_is_too_small_says_what_it_needs() {
+  std::unique_ptr<SsdStore> store;
+  const Status status = SsdStore::open({folder() + "/small", 256, 1000}, io(), &store);
+  CHECK(status.code() == Code::storage && status.message().find("Raise Ssd(size=)") != std::string::npos);
+}
+
+void threads_that_read_and_write_see_whole_rows() {
+  Kept kept(300, int64_t{3} << 20);
+  constexpr int64_t kKeys = 1500;
+  CHECK(kept.write(range(0, kKeys), 0).ok());
+  std::atomic<bool> ends{false};
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 2; ++number) {
+    threads.emplace_back([&, number] {
+      std::mt19937_64 random(number);
+      std::string bytes(200 * 300, 0);
+      bool found[200];
+      while (!ends) {
+        std::vector<int64_t> keys;
+        for (int i = 0; i < 200; ++i) keys.push_back(int64_t(random() % kKeys));
+        CHECK(kept.store->read(keys.data(), bytes.data(), found, 200).ok());
+        for (size_t i = 0; i < 200; ++i) {
+          CHECK(found[i]);
+          // The first byte tells the version; all others must be of it.
+          const char* const row = bytes.data() + i * 300;
+          for (int at = 1; at < 300; ++at) CHECK(row[at] == char(row[0] + at), at);
+        }
+      }
+    });
+  }
+  for (int64_t version = 1; version < 150; ++version)
+    CHECK(kept.write(range(version % 7 * 200, version % 7 * 200 + 300), version).ok());
+  ends = true;
+  for (std::thread& thread : threads) thread.join();
+  kept.check_all(kKeys);
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main() {
+  shoal::rows_of_every_size_come_back();
+  shoal::it_stays_within_its_files_however_often_rows_are_written();
+  shoal::a_row_takes_24_bytes_of_memory_at_most();
+  shoal::what_is_cleared_or_closed_leaves_nothing_behind();
+  shoal::a_full_disk_loses_nothing();
+  shoal::a_file_that_cannot_be_made_loses_nothing();
+  shoal::a_read_that_fails_can_be_made_again();
+  shoal::a_flipped_bit_is_seen_and_costs_no_other_block();
+  shoal::a_cut_file_is_seen();
+  shoal::a_damaged_segment_is_not_collected_away();
+  shoal::one_key_over_and_over_needs_no_more_than_its_segment();
+  shoal::a_store_that_is_too_small_says_what_it_needs();
+  shoal::threads_that_read_and_write_see_whole_rows();
+  std::filesystem::remove_all(shoal::folder());
+}
