@@ -1,5 +1,9 @@
-"""Storages: rows by slot. They know no keys."""
+"""Storages. Those of a table's memory have rows by slot and know no keys; `Storage` has them by key, below that."""
 
+from shoal.storage.conformance import check_storage
 from shoal.storage.dram import DramStorage
+from shoal.storage.keyed import Storage
+from shoal.storage.memory import MemoryStorage
+from shoal.storage.ssd import SsdStorage
 
-__all__ = ["DramStorage"]
+__all__ = ["DramStorage", "MemoryStorage", "SsdStorage", "Storage", "check_storage"]

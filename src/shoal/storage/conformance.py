@@ -1,0 +1,118 @@
+"""What every storage by key must do, tried out on one of them."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shoal.storage.keyed import Storage
+
+_EXTREMES = (0, -1, 2**63 - 1, -(2**63))
+
+
+def check_storage(make: Callable[[int], Storage], rows: int = 2000) -> None:
+    """Raise AssertionError where a storage does not do what tables expect of it.
+
+    make: a storage that is empty, for rows of so many bytes; it is closed at the end. rows: about how many are
+    written; it must take as many.
+    """
+    for row_bytes in (1, 100, 5000):
+        storage = make(row_bytes)
+        try:
+            _check(storage, row_bytes, min(rows, 10_000_000 // row_bytes))
+        finally:
+            storage.close()
+
+
+def _check(storage: Storage, row_bytes: int, rows: int) -> None:
+    _finds_nothing_at_first(storage, row_bytes)
+    _takes_any_key(storage, row_bytes)
+    _keeps_what_was_written_last(storage, row_bytes, rows)
+    _serves_threads_side_by_side(storage, row_bytes)
+
+
+def _content(keys: Tensor, version: int, row_bytes: int) -> Tensor:
+    """Rows that tell their key and version."""
+    seeds = (keys * 31 + version * 7) % 251
+    return ((seeds[:, None] + torch.arange(row_bytes, device="cpu")) % 251).to(torch.uint8)
+
+
+def _expect(storage: Storage, keys: Tensor, wanted: Tensor, has: Tensor, where: str) -> None:
+    rows, found = storage.read(keys)
+    assert rows.shape == wanted.shape and rows.dtype == torch.uint8, (
+        f"{where}: read returns uint8 {tuple(wanted.shape)}; got {rows.dtype} {tuple(rows.shape)}"
+    )
+    assert found.shape == (len(keys),) and found.dtype == torch.bool, (
+        f"{where}: read returns bool [{len(keys)}] for what was found; got {found.dtype} {tuple(found.shape)}"
+    )
+    wrong = keys[found != has].tolist()
+    assert not wrong, f"{where}: {len(wrong)} keys are there that should not be, or not there: {wrong[:5]} ..."
+    wrong = keys[has][(rows[has] != wanted[has]).any(dim=1)].tolist()
+    assert not wrong, f"{where}: {len(wrong)} rows are not what was written: of keys {wrong[:5]} ..."
+
+
+def _finds_nothing_at_first(storage: Storage, row_bytes: int) -> None:
+    assert len(storage) == 0 and len(storage.keys()) == 0, "a new storage has no keys"
+    keys = torch.tensor(_EXTREMES, device="cpu")
+    _expect(storage, keys, torch.zeros(4, row_bytes, dtype=torch.uint8), torch.zeros(4, dtype=torch.bool), "when new")
+    assert storage.erase(keys) == 0, "erase counts what was there"
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    storage.write(none, torch.empty(0, row_bytes, dtype=torch.uint8, device="cpu"))
+    _expect(storage, none, torch.empty(0, row_bytes, dtype=torch.uint8), torch.empty(0, dtype=torch.bool), "no keys")
+
+
+def _takes_any_key(storage: Storage, row_bytes: int) -> None:
+    keys = torch.tensor(_EXTREMES, device="cpu")
+    storage.write(keys, _content(keys, 1, row_bytes))
+    has = torch.ones(4, dtype=torch.bool)
+    _expect(storage, keys.flip(0), _content(keys.flip(0), 1, row_bytes), has, "extreme keys")
+    assert sorted(storage.keys().tolist()) == sorted(_EXTREMES), "keys returns every key once"
+    assert storage.erase(keys) == 4 and len(storage) == 0, "erase counts what was there"
+
+
+def _keeps_what_was_written_last(storage: Storage, row_bytes: int, rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    versions = torch.full((rows,), -1)
+    everything = torch.arange(rows, device="cpu")
+    for version in range(12):
+        some = torch.randperm(rows, generator=generator)[: rows // 3]
+        if version % 4 == 3:
+            erased = storage.erase(some)
+            assert erased == int((versions[some] >= 0).sum()), "erase counts what was there"
+            versions[some] = -1
+        else:
+            storage.write(some, _content(some, version, row_bytes))
+            versions[some] = version
+        wanted = torch.zeros(rows, row_bytes, dtype=torch.uint8)
+        for past in range(version + 1):
+            at = versions == past
+            wanted[at] = _content(everything[at], past, row_bytes)
+        _expect(storage, everything, wanted, versions >= 0, f"after {version + 1} calls")
+        assert len(storage) == int((versions >= 0).sum()), "len is the number of keys"
+    storage.flush()
+    assert sorted(storage.keys().tolist()) == everything[versions >= 0].tolist(), "keys returns every key once"
+    storage.erase(everything)
+
+
+def _serves_threads_side_by_side(storage: Storage, row_bytes: int) -> None:
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        keys = torch.arange(50, device="cpu") + 50 * number
+        try:
+            for version in range(10):
+                storage.write(keys, _content(keys, version, row_bytes))
+                has = torch.ones(50, dtype=torch.bool)
+                _expect(storage, keys, _content(keys, version, row_bytes), has, "beside other threads")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    assert len(storage) == 150, "threads that write different keys do not disturb each other"

@@ -1,0 +1,39 @@
+"""Storages by key: what a table keeps below its memory. A row is a number of bytes to them, always the same."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class Storage(ABC):
+    """Rows by key, many at a time. Keys are int64 [n], all different; rows are uint8 [n, row_bytes], on cpu.
+
+    Calls come from several threads. A call that fails raises, and may have done a part of its work: it is made again
+    with the same arguments once the cause is gone, or the rows stay where they are. `shoal.storage.check_storage` tries
+    all of this on a storage of your own.
+    """
+
+    @abstractmethod
+    def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of keys, and whether each has one, bool [n]; what stands in the rows of others does not matter."""
+
+    @abstractmethod
+    def write(self, keys: Tensor, rows: Tensor) -> None:
+        """Put rows in place of those that the keys had, if any."""
+
+    @abstractmethod
+    def erase(self, keys: Tensor) -> int:
+        """Remove the rows of keys; returns how many there were."""
+
+    @abstractmethod
+    def keys(self) -> Tensor:
+        """Every key, in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def flush(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Be done with what was written."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let everything go. Nothing is called after it."""

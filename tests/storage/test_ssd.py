@@ -1,0 +1,105 @@
+"""Rows on disk: budgets, faults and what is left behind."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from shoal import _native
+from shoal.errors import StorageError
+from shoal.storage import SsdStorage
+
+
+@pytest.fixture(autouse=True)
+def no_faults_after():
+    yield
+    _native.clear_faults()
+
+
+def rows_of(keys, version=0, row_bytes=64):
+    return ((keys[:, None] * 7 + version + torch.arange(row_bytes)) % 251).to(torch.uint8)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    made = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20)
+    yield made
+    made.close()
+
+
+def files(tmp_path):
+    return sorted((tmp_path / "rows").glob("*.seg"))
+
+
+def test_a_disk_that_is_full_loses_no_row_and_is_written_to_again(storage):
+    keys = torch.arange(1000)
+    storage.write(keys, rows_of(keys))
+    _native.inject_fault(_native.FileCall.write, ".seg", errno.ENOSPC)
+    with pytest.raises(StorageError, match=r"\.seg\] writing .* No space left on device .* Free space"):
+        storage.write(keys[:20], rows_of(keys[:20], 1))
+    assert torch.equal(storage.read(keys)[0], rows_of(keys))
+    storage.write(keys[:20], rows_of(keys[:20], 1))
+    assert torch.equal(storage.read(keys[:20])[0], rows_of(keys[:20], 1))
+
+
+def test_a_read_that_fails_says_which_file_and_can_be_made_again(storage):
+    keys = torch.arange(1000)
+    storage.write(keys, rows_of(keys))
+    _native.inject_fault(_native.FileCall.read, ".seg", errno.EIO)
+    with pytest.raises(StorageError, match=r"\.seg\] reading 4096 bytes at \d+ failed: Input/output error"):
+        storage.read(keys)
+    assert torch.equal(storage.read(keys)[0], rows_of(keys))
+
+
+def test_a_damaged_block_is_named_and_its_rows_can_be_written_anew(storage, tmp_path):
+    keys = torch.arange(1000)
+    storage.write(keys, rows_of(keys))
+    with open(files(tmp_path)[0], "r+b") as file:
+        file.seek(4096 + 100)
+        byte = file.read(1)[0]
+        file.seek(4096 + 100)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(StorageError, match=r"\.seg\] the block at 4096 is not what was written there"):
+        storage.read(keys)
+    assert storage.stats().damaged == 1
+    storage.write(keys, rows_of(keys, 2))
+    assert torch.equal(storage.read(keys)[0], rows_of(keys, 2))
+
+
+def test_a_directory_has_one_owner_which_others_are_told(storage, tmp_path):
+    with pytest.raises(StorageError, match=rf"process {os.getpid()} has it"):
+        SsdStorage(str(tmp_path / "rows"), 64, 8 << 20)
+    code = (
+        "import sys; from shoal.storage import SsdStorage\n"
+        "try: SsdStorage(sys.argv[1], 64, 8 << 20)\n"
+        "except OSError as error: print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path / "rows")], capture_output=True, text=True)
+    assert f"process {os.getpid()} has it" in told.stdout, told.stderr
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    code = (
+        "import os, signal, sys, torch; from shoal.storage import SsdStorage\n"
+        "storage = SsdStorage(sys.argv[1], 64, 8 << 20)\n"
+        "storage.write(torch.arange(1000), torch.zeros(1000, 64, dtype=torch.uint8))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "rows")], capture_output=True)
+    assert files(tmp_path)
+    storage = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20)
+    assert not files(tmp_path) and len(storage) == 0
+
+
+def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"could not be made: .* Name a directory that can be made"):
+        SsdStorage(str(tmp_path / "file" / "rows"), 64, 8 << 20)
+
+
+def test_a_size_below_a_few_segments_is_refused(tmp_path):
+    with pytest.raises(StorageError, match=r"need a store of \d+ bytes at least; got 4096. Raise Ssd\(size=\)"):
+        SsdStorage(str(tmp_path / "rows"), 64, 4096)
