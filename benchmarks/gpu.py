@@ -429,7 +429,7 @@ SLOTS, FULL, FOUND_KEYS, NEW_KEYS = 64_000_000, 0.8, 1_600_000, 1_000_000
 def _one_table(keys: int) -> DeviceRows:
     """An index of SLOTS entries over rows of one float, with so many keys in it."""
     rows = DeviceRows([shoal.Table("t", 1, optimizer=shoal.SGD())], 0, DEVICE)
-    rows.index.reserve(0, int(SLOTS * FULL))
+    rows.index.reserve({0: int(SLOTS * FULL)})
     rows.storage.grow(0, int(SLOTS * FULL))
     for some in torch.arange(keys, device=DEVICE).split(1 << 22):
         rows.insert(0, some)

@@ -1,4 +1,7 @@
+#include <nanobind/stl/unique_ptr.h>
+
 #include "bind/bind.h"
+#include "device/captured.h"
 #include "device/program.h"
 #include "device/room.h"
 #include "device/sort_pairs.h"
@@ -21,6 +24,25 @@ std::vector<int64_t> numbers_of(const Variables& variables) {
     numbers.push_back(nb::cast<int64_t>(is_number ? nb::borrow(variable) : variable.attr("data_ptr")()));
   }
   return numbers;
+}
+
+struct SortCall {
+  const int32_t* keys;
+  int32_t* sorted_keys;
+  const int32_t* numbers;
+  int32_t* sorted_numbers;
+  int64_t n, bits;
+
+  Status run() const {
+    static const SortPairs sort = find_sort_pairs();
+    return sort_pairs(sort, keys, sorted_keys, numbers, sorted_numbers, n, bits);
+  }
+};
+
+template <typename Work>
+Status released(const Work& work) {
+  nb::gil_scoped_release released;
+  return work();
 }
 
 void bind_room(nb::module_& m) {
@@ -118,20 +140,45 @@ void bind_device(nb::module_& m) {
   m.def(
       "can_sort_pairs", [] { return find_sort_pairs() != nullptr; }, "Whether this torch has the sort of `sort_pairs`");
   m.def(
-      "sort_pairs",
-      [](uint64_t keys, uint64_t sorted_keys, uint64_t numbers, uint64_t sorted_numbers, int64_t n, int64_t bits) {
-        static const SortPairs sort = find_sort_pairs();
-        Status status;
-        {
-          nb::gil_scoped_release released;
-          status = sort_pairs(sort, reinterpret_cast<const int32_t*>(keys), reinterpret_cast<int32_t*>(sorted_keys),
-                              reinterpret_cast<const int32_t*>(numbers), reinterpret_cast<int32_t*>(sorted_numbers), n,
-                              bits);
-        }
-        raise(status);
-      },
-      nb::arg("keys"), nb::arg("sorted_keys"), nb::arg("numbers"), nb::arg("sorted_numbers"), nb::arg("n"),
-      nb::arg("bits"), "Sort int32 keys in device memory by their low bits, with a number each, on the current stream");
+      "sort_pairs", [](const SortCall& call) { raise(released([&] { return call.run(); })); }, nb::arg("call"),
+      "Sort int32 keys in device memory by their low bits, with a number each, on torch's current stream");
+  nb::class_<SortCall>(m, "SortCall", "Where the keys and numbers are, and where they go")
+      .def(
+          "__init__",
+          [](SortCall* self, uint64_t keys, uint64_t sorted_keys, uint64_t numbers, uint64_t sorted_numbers, int64_t n,
+             int64_t bits) {
+            new (self) SortCall{reinterpret_cast<const int32_t*>(keys),
+                                reinterpret_cast<int32_t*>(sorted_keys),
+                                reinterpret_cast<const int32_t*>(numbers),
+                                reinterpret_cast<int32_t*>(sorted_numbers),
+                                n,
+                                bits};
+          },
+          nb::arg("keys"), nb::arg("sorted_keys"), nb::arg("numbers"), nb::arg("sorted_numbers"), nb::arg("n"),
+          nb::arg("bits"));
+  nb::class_<CapturedGraph>(m, "CapturedGraph")
+      .def(
+          "start",
+          [](const CapturedGraph& graph, uint64_t stream) { raise(released([&] { return graph.start(stream); })); },
+          nb::arg("stream"));
+  nb::class_<CaptureStream>(m, "CaptureStream", "A stream that nothing but captures is done on")
+      .def_static("make",
+                  [] {
+                    Driver driver;
+                    raise(find_driver(&driver));
+                    std::unique_ptr<CaptureStream> stream;
+                    raise(CaptureStream::make(driver, &stream));
+                    return stream;
+                  })
+      .def_prop_ro("handle", &CaptureStream::handle)
+      .def(
+          "capture_sort",
+          [](const CaptureStream& stream, const SortCall& call) {
+            std::unique_ptr<CapturedGraph> graph;
+            raise(released([&] { return stream.capture([&] { return call.run(); }, &graph); }));
+            return graph;
+          },
+          nb::arg("call"), "A sort as a graph. REQUIRES: this stream is torch's current one");
 }
 
 }  // namespace shoal

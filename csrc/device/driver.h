@@ -45,7 +45,10 @@ inline constexpr unsigned kHostMemory = 1, kDeviceMemory = 2;
 // Graphs: launches that are handed over once, and from then on started in one go. All null where the driver has none.
 struct GraphDriver {
   int (*is_capturing)(void* stream, int* status) = nullptr;
-  int (*context)(void** context) = nullptr;
+  int (*create_stream)(void** stream, unsigned flags) = nullptr;
+  int (*destroy_stream)(void* stream) = nullptr;
+  int (*begin_capture)(void* stream, int mode) = nullptr;
+  int (*end_capture)(void* stream, void** graph) = nullptr;
   int (*create)(void** graph, unsigned flags) = nullptr;
   int (*add_kernel)(void** node, void* graph, void* const* before, size_t count, const KernelNode*) = nullptr;
   int (*add_fill)(void** node, void* graph, void* const* before, size_t count, const FillNode*,
@@ -64,8 +67,13 @@ struct GraphDriver {
   int (*destroy)(void* graph) = nullptr;
 };
 
+inline constexpr unsigned kStreamApart = 1;  // waits for no other by itself
+inline constexpr int kCaptureRelaxed = 2;    // other calls stay allowed
+
 struct Driver {
   // As in cuda.h; results other than 0 are errors.
+  int (*context)(void** context) = nullptr;  // of this thread, null if it has none
+  int (*set_context)(void* context) = nullptr;
   int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                 unsigned block_z, unsigned shared_bytes, void* stream, void** arguments, void** extra) = nullptr;
   int (*fill_words)(unsigned long long address, unsigned word, size_t words, void* stream) = nullptr;
@@ -77,5 +85,8 @@ struct Driver {
 
 // The machine's driver; a device error where there is none.
 Status find_driver(Driver* driver);
+
+// "[device] the CUDA driver refused WHAT: its words (number)."
+Status driver_failed(const Driver& driver, const char* what, int error);
 
 }  // namespace shoal

@@ -57,7 +57,7 @@ int LaunchGraph::set(const std::vector<Launch>& launches, const std::vector<Numb
 }
 
 int LaunchGraph::make(const std::vector<Launch>& launches, const std::vector<Numbers>& numbers) {
-  if (const int error = driver_.context(&context_)) return error;
+  if (const int error = context_of_thread_(&context_)) return error;
   if (const int error = driver_.create(&graph_, 0)) return error;
   for (size_t at = 0; at < launches.size(); ++at) {
     if (const int error = add(launches[at], numbers[at])) return error;

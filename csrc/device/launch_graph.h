@@ -9,7 +9,7 @@ namespace shoal {
 
 class LaunchGraph {
  public:
-  explicit LaunchGraph(const GraphDriver& driver) : driver_(driver) {}
+  explicit LaunchGraph(const Driver& driver) : driver_(driver.graphs), context_of_thread_(driver.context) {}
   ~LaunchGraph() { drop(); }
   LaunchGraph(const LaunchGraph&) = delete;
   LaunchGraph& operator=(const LaunchGraph&) = delete;
@@ -27,6 +27,7 @@ class LaunchGraph {
   void drop();
 
   GraphDriver driver_;
+  int (*context_of_thread_)(void** context);
   void* context_ = nullptr;
   void* graph_ = nullptr;
   void* started_ = nullptr;

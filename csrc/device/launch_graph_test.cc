@@ -77,7 +77,10 @@ int destroy(void*) {
 
 const GraphDriver graphs = {
     [](void*, int* status) { return *status = fake.capturing, 0; },
-    [](void** context) { return *context = handle(5), 0; },
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
     create,
     [](void** node, void*, void* const* before, size_t count, const KernelNode* kernel) {
       return add(node, before, count, text_of(*kernel));
@@ -116,9 +119,11 @@ int fill_alone(unsigned long long, unsigned, size_t, void*) { return 0; }
 int copy_alone(void*, unsigned long long, size_t, void*) { return 0; }
 int record_alone(void*, void*) { return 0; }
 int describe(int, const char** text) { return *text = "out of sorts", 0; }
+int get_context(void** context) { return *context = handle(5), 0; }
+int set_context(void*) { return 0; }
 
 Program program(const GraphDriver& with = graphs) {
-  return Program({launch_alone, fill_alone, copy_alone, record_alone, describe, with}, true);
+  return Program({get_context, set_context, launch_alone, fill_alone, copy_alone, record_alone, describe, with}, true);
 }
 
 void of_one_kernel(Program* it) { it->add_kernel(11, 64, 0, {{{0, 0}, {1, -1}, {1, -1}}}, {{0, 1}}); }

@@ -10,7 +10,7 @@ namespace shoal {
 static_assert(std::endian::native == std::endian::little);
 
 Program::Program(const Driver& driver, bool as_graph) : driver_(driver) {
-  if (as_graph && driver.graphs.create != nullptr) graph_ = std::make_unique<LaunchGraph>(driver.graphs);
+  if (as_graph && driver.graphs.create != nullptr) graph_ = std::make_unique<LaunchGraph>(driver);
 }
 
 void Program::add(Launch launch) {
@@ -50,15 +50,16 @@ Status Program::run(uint64_t stream, const std::vector<int64_t>& variables) {
     std::transform(launch.arguments.begin(), launch.arguments.end(), numbers[at].arguments.begin(), value);
   }
   void* const on = reinterpret_cast<void*>(stream);
+  if (const int error = enter_context()) return driver_failed(driver_, "a context", error);
   if (graph_ != nullptr && !is_capturing(on)) {
     if (graph_->set(launches_, numbers) == 0) {
       const int error = graph_->start(on);
-      return error == 0 ? Status() : failed(error);
+      return error == 0 ? Status() : driver_failed(driver_, "a launch", error);
     }
     graph_.reset();  // if it is the device that fails, launches say so
   }
   const int error = run_one_by_one(numbers, on);
-  return error == 0 ? Status() : failed(error);
+  return error == 0 ? Status() : driver_failed(driver_, "a launch", error);
 }
 
 int Program::run_one_by_one(const std::vector<Numbers>& numbers, void* stream) const {
@@ -92,12 +93,13 @@ bool Program::is_capturing(void* stream) const {
   return driver_.graphs.is_capturing(stream, &status) != 0 || status != 0;
 }
 
-Status Program::failed(int error) const {
-  const char* text = nullptr;
-  driver_.describe(error, &text);
-  return {Code::device, "[device] the CUDA driver refused a launch: " + std::string(text ? text : "?") + " (" +
-                            std::to_string(error) +
-                            "). An earlier kernel may have failed: try CUDA_LAUNCH_BLOCKING=1."};
+// A thread that asked CUDA for nothing yet has no context; the driver, unlike the runtime, gives it none.
+int Program::enter_context() {
+  void* here = nullptr;
+  if (const int error = driver_.context(&here)) return error;
+  if (here == nullptr && context_ != nullptr) return driver_.set_context(context_);
+  if (context_ == nullptr) context_ = here;
+  return 0;
 }
 
 }  // namespace shoal

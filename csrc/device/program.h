@@ -2,6 +2,7 @@
 // arguments each, of which few differ from those of the step before: a program holds the others.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "device/driver.h"
@@ -36,9 +37,10 @@ class Program {
   int run_one_by_one(const std::vector<Numbers>& numbers, void* stream) const;
   int run_one(const Launch& launch, const Numbers& numbers, void* stream) const;
   bool is_capturing(void* stream) const;
-  Status failed(int error) const;
+  int enter_context();
 
   Driver driver_;
+  std::atomic<void*> context_{nullptr};  // that the kernels are of
   std::vector<Launch> launches_;
   int32_t most_variables_ = 0;
   std::unique_ptr<LaunchGraph> graph_;

@@ -45,7 +45,13 @@ int describe(int, const char** text) {
   return 0;
 }
 
-Program program() { return Program({launch, fill, copy_to_host, record, describe, {}}); }
+// Of the thread.
+void* context = reinterpret_cast<void*>(9);
+
+int get_context(void** to) { return *to = context, 0; }
+int set_context(void* to) { return context = to, 0; }
+
+Program program() { return Program({get_context, set_context, launch, fill, copy_to_host, record, describe, {}}); }
 
 void launches_in_order_with_fixed_and_given_numbers() {
   Program it = program();
@@ -93,10 +99,20 @@ void a_refused_launch_is_the_last_one() {
   CHECK(status.message().find("out of sorts (700)") != std::string::npos, status.message());
 }
 
+void a_thread_without_a_context_gets_that_of_the_kernels() {
+  Program it = program();
+  it.add_fill({8, -1}, {4, -1}, 0);
+  CHECK(it.run(1, {}).ok());
+  context = nullptr;
+  CHECK(it.run(1, {}).ok());
+  CHECK(context == reinterpret_cast<void*>(9));
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
+  shoal::a_thread_without_a_context_gets_that_of_the_kernels();
   shoal::launches_in_order_with_fixed_and_given_numbers();
   shoal::what_has_no_work_is_left_out();
   shoal::too_few_variables_launch_nothing();

@@ -441,7 +441,27 @@ class Program:
 def can_sort_pairs() -> bool:
     """Whether this torch has the sort of `sort_pairs`"""
 
-def sort_pairs(keys: int, sorted_keys: int, numbers: int, sorted_numbers: int, n: int, bits: int) -> None:
+def sort_pairs(call: SortCall) -> None:
     """
-    Sort int32 keys in device memory by their low bits, with a number each, on the current stream
+    Sort int32 keys in device memory by their low bits, with a number each, on torch's current stream
     """
+
+class SortCall:
+    """Where the keys and numbers are, and where they go"""
+
+    def __init__(self, keys: int, sorted_keys: int, numbers: int, sorted_numbers: int, n: int, bits: int) -> None: ...
+
+class CapturedGraph:
+    def start(self, stream: int) -> None: ...
+
+class CaptureStream:
+    """A stream that nothing but captures is done on"""
+
+    @staticmethod
+    def make() -> CaptureStream: ...
+
+    @property
+    def handle(self) -> int: ...
+
+    def capture_sort(self, call: SortCall) -> CapturedGraph:
+        """A sort as a graph. REQUIRES: this stream is torch's current one"""

@@ -10,6 +10,7 @@ from device_tables import DEVICE, Twins, here, in_hbm, on_device, placed, train
 import shoal
 from shoal import Clip, Table
 from shoal.errors import CapacityError, InputError, NonFiniteError, OutOfMemoryError
+from shoal.index.device import DeviceIndex
 from shoal.storage.hbm import HbmStorage
 
 # What numpy says where Triton interprets: infinities less infinities, and squares of what is large.
@@ -365,6 +366,72 @@ def test_slots_that_a_lease_holds_count_against_the_budget():
     del out  # and the lease
     bags.table("a").assign(keys + many, torch.zeros(many, 4, device=DEVICE))
     assert len(bags.table("a")) == many and rows.storage.bytes + rows.index.bytes(0) == used
+
+
+def test_keys_erased_under_a_lease_leave_room_for_others():
+    bags = on_device(in_hbm(sgd(), "156KiB"))
+    rows = bags._group._rows
+    for first in range(0, 1600, 100):
+        bags.table("a").assign(torch.arange(first, first + 100, device=DEVICE), torch.zeros(100, 4, device=DEVICE))
+    out = bags(kjt({"a": [[0, 1]]}).to(DEVICE)).values()
+    assert bags.table("a").erase(torch.arange(1600, device=DEVICE)) == 1600
+    assert rows._within[0] - rows._held[0] >= 1000
+    bags(kjt({"a": [[10_000 + key] for key in range(1000)]}).to(DEVICE)).values().sum().backward()
+    bags.check()
+    assert len(bags.table("a")) == 1000
+    del out
+
+
+def test_a_load_has_the_room_of_what_it_replaces():
+    bags = on_device(in_hbm(sgd(), 6000))
+    many = bags._group._rows._within[0]
+    bags.table("a").assign(torch.arange(many, device=DEVICE), torch.ones(many, 4, device=DEVICE))
+    saved = {name: value.clone() for name, value in bags.state_dict().items()}
+    out = bags(kjt({"a": [[0, 1]]}).to(DEVICE)).values()
+    bags.table("a").erase(torch.arange(many, device=DEVICE))
+    bags.load_state_dict(saved)
+    assert len(bags.table("a")) == many
+    del out
+
+
+def test_refused_memory_loses_no_other(monkeypatch):
+    bags = on_device(sgd())
+    storage, cat = bags._group._rows.storage, torch.cat
+    bags(kjt({"a": [[1, 2, 3]]}).to(DEVICE)).values().sum().backward()
+    used, slots = storage.bytes, storage.families[0].slots
+
+    def refuse(*_arguments, **_named):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    many = kjt({"a": [[key] for key in range(100, 3000)]}).to(DEVICE)
+    for _ in range(2):
+        monkeypatch.setattr(torch, "cat", refuse)
+        with pytest.raises(OutOfMemoryError):
+            bags(many)
+        monkeypatch.setattr(torch, "cat", cat)
+        assert (storage.bytes, storage.families[0].slots) == (used, slots)
+    bags(many).values().sum().backward()
+    grown = storage.bytes
+    monkeypatch.setattr(torch, "cat", refuse)
+    assert bags.table("a").erase(torch.arange(3000, device=DEVICE)) == 2903  # its slots wait for memory
+    monkeypatch.setattr(torch, "cat", cat)
+    bags(many).values().sum().backward()
+    bags.check()
+    assert len(bags.table("a")) == 2900 and storage.bytes == grown
+
+
+def test_many_tables_grow_in_as_many_launches_as_one(monkeypatch):
+    tables = [Table(f"t{number}", 2, optimizer=shoal.SGD()) for number in range(30)]
+    bags = on_device(*tables)
+    moves, move = [], DeviceIndex._move
+    monkeypatch.setattr(DeviceIndex, "_move", lambda self, sizes: (moves.append(len(sizes)), move(self, sizes)))
+    for step in range(8):
+        before = len(moves)
+        new = [[100 * step + key for key in range(6)]]
+        bags(kjt({table.name: new for table in tables}).to(DEVICE)).values().sum().backward()
+        assert len(moves) <= before + 1
+    bags.check()
+    assert max(moves) == 30 and all(len(bags.table(table.name)) == 48 for table in tables)
 
 
 class Late:

@@ -8,6 +8,7 @@ from device_tables import Twins
 
 import shoal
 from shoal import Table
+from shoal.errors import DeviceError
 from shoal.ops.launch import Pieces, Space
 from shoal.ops.sort import Sorter
 
@@ -195,6 +196,46 @@ def test_batches_of_other_sizes_on_other_streams_agree_with_host_memory():
         with torch.cuda.stream(streams[step % 3 % 2]):
             twins.step(_small(step, size), seed=step)
     twins.check()
+
+
+def test_a_thread_that_asked_cuda_for_nothing_yet_can_look_up():
+    bags, features = trained(Table("a", 64))
+    outs = []
+
+    def look():
+        with torch.no_grad():
+            outs.append(bags(features).values())
+
+    for mode in (bags.eval, bags.train):
+        mode()
+        look()
+        look()  # from now on the core launches
+        torch.cuda.synchronize()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert len(outs) == 6 and all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_training_is_not_captured():
+    bags, features = trained(Table("a", 64))
+    aside = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(DeviceError, match="being captured"), torch.cuda.graph(graph, stream=aside):
+        bags(features)
+    bags(features).values().sum().backward()
+    bags.check()
+
+
+@pytest.mark.filterwarnings("error")
+def test_empty_batches_come_again_and_again():
+    bags, _features = trained(Table("a", 64))
+    offsets = torch.zeros(5, dtype=torch.int64, device="cuda")
+    values = torch.empty(0, dtype=torch.int64, device="cuda")
+    empty = shoal.KeyedJaggedTensor(["a"], values, lengths=offsets.diff(), offsets=offsets)
+    for _ in range(4):
+        bags(empty).values().sum().backward()
+    bags.check()
 
 
 def test_nobody_hears_of_a_step_before_it_is_over():

@@ -84,7 +84,7 @@ def test_of_equal_keys_one_claims_an_entry():
 def test_keys_that_collide_go_to_the_next_buckets():
     held = rows()
     keys = colliding(9 * ENTRIES + 2)
-    held.index.reserve(0, 200)
+    held.index.reserve({0: 200})
     wanted = insert(held, keys[:-1])
     assert len(set(wanted.values())) == len(wanted)
     assert_holds(held, wanted)
@@ -101,18 +101,18 @@ def test_keys_that_collide_go_to_the_next_buckets():
 
 def test_keys_that_collide_survive_a_rehash():
     held = rows()
-    held.index.reserve(0, 100)
+    held.index.reserve({0: 100})
     wanted = insert(held, [*colliding(2 * ENTRIES), 0, 1, -1, 2**63 - 1, -(2**63)])
     before = held.index.bytes(0)
     for keys in (300, 900):
-        held.index.reserve(0, keys)
+        held.index.reserve({0: keys})
         assert_holds(held, wanted)
     assert held.index.bytes(0) > 2 * before
 
 
 def test_a_home_in_the_last_bucket_goes_on_in_the_first():
     held = rows()
-    held.index.reserve(0, 100)
+    held.index.reserve({0: 100})
     keys = colliding(ENTRIES + 9, home=2**32 - 1)
     wanted = insert(held, keys)
     assert_holds(held, wanted)
@@ -128,7 +128,7 @@ def test_a_hash_of_zero_is_a_key_like_others():
 @pytest.mark.slow
 def test_more_colliding_keys_than_are_in_reach_are_refused_and_counted():
     held = rows()
-    held.index.reserve(0, 4000)
+    held.index.reserve({0: 4000})
     slots = held.upsert(0, here(*colliding((REACH.value + 1) * ENTRIES + 5)))
     assert int((slots < 0).sum()) == int(held.ledger.refused[0]) == 5
 
@@ -148,14 +148,14 @@ def test_it_agrees_with_a_dict(data):
         assert slots.tolist() == [wanted.pop(key) for key in gone if key in wanted]
         held.give(0, slots)
         if data.draw(st.booleans(), label="grow"):
-            held.index.reserve(0, held.index.capacity(0) + 1)
+            held.index.reserve({0: held.index.capacity(0) + 1})
         assert_holds(held, wanted)
     assert len(set(wanted.values())) == len(wanted)
 
 
 def test_only_buckets_that_were_full_have_holes_and_lose_them_when_built_anew():
     held = rows()
-    held.index.reserve(0, 100)
+    held.index.reserve({0: 100})
     keys = colliding(2 * ENTRIES - 1)
     wanted = insert(held, keys)
 
@@ -176,7 +176,7 @@ def test_only_buckets_that_were_full_have_holes_and_lose_them_when_built_anew():
 
 def test_a_key_takes_the_slot_that_was_not_used_for_longest():
     held = rows()
-    held.index.reserve(0, 20)  # four buckets
+    held.index.reserve({0: 20})  # four buckets
     keys = colliding(9)
     wanted = insert(held, keys[:6])
     for stamp, key in enumerate([keys[2], keys[0], keys[1], keys[3], keys[5]], start=1):
@@ -193,7 +193,7 @@ def test_a_key_takes_the_slot_that_was_not_used_for_longest():
 
 def test_pinned_keys_keep_their_slots():
     held = rows()
-    held.index.reserve(0, 90)
+    held.index.reserve({0: 90})
     keys = colliding(4, home=0) + colliding(3, home=2**31)
     wanted = insert(held, keys[:3] + keys[4:])
     held.insert_evicting(0, here(*keys[:3]), 5, 0)
@@ -212,7 +212,7 @@ def test_pinned_keys_keep_their_slots():
 
 def test_keys_that_are_refused_leave_no_holes():
     held = rows()
-    held.index.reserve(0, 400)
+    held.index.reserve({0: 400})
     insert(held, list(range(50)))
     held.insert_evicting(0, here(*range(50)), 5, 0)
     slots, _, _ = held.insert_evicting(0, here(77, 78, 79), 6, 5)
@@ -224,7 +224,7 @@ def test_keys_that_are_refused_leave_no_holes():
 @given(data=st.data())
 def test_eviction_agrees_with_a_dict(data):
     held = rows()
-    held.index.reserve(0, 60)
+    held.index.reserve({0: 60})
     pool = [0, -1, 2**63 - 1, -(2**63), *range(1, 40), *colliding(30)]
     wanted = insert(held, data.draw(st.lists(st.sampled_from(pool), min_size=25, max_size=25, unique=True)))
     stamps = dict.fromkeys(wanted, 0)
@@ -246,12 +246,12 @@ def test_eviction_agrees_with_a_dict(data):
 
 def test_stamps_move_with_the_index_when_it_grows():
     held = rows()
-    held.index.reserve(0, 20)
+    held.index.reserve({0: 20})
     keys = colliding(5)
     wanted = insert(held, keys[:4])
     for stamp, key in enumerate([keys[3], keys[1], keys[0], keys[2]], start=1):
         held.insert_evicting(0, here(key), stamp, 0)
-    held.index.reserve(0, 500)
+    held.index.reserve({0: 500})
     assert_holds(held, wanted)
     _, victims, _ = held.insert_evicting(0, here(keys[4]), 9, 9)
     assert victims.tolist() == [keys[3]]

@@ -247,7 +247,7 @@ def test_equal_runs_give_equal_bits():
 
 def test_the_host_remembers_no_more_steps_than_it_can_hear_of():
     bags = on_device(Table("a", 2))
-    bags._group._rows.index.reserve(0, 10_000)
+    bags._group._rows.index.reserve({0: 10_000})
     rows = bags._group._rows
     rows.storage.grow(0, 10_000)
     for place in range(2):

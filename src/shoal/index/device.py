@@ -1,7 +1,8 @@
 """Indexes in device memory: the buckets of all tables of a group, behind one anchor."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _KEYS = slice(0, ENTRIES)
 _MOST_LOAD = 0.8
 _GROWTH = 1.5
 _LEAST_BUCKETS = 4
+_MOST_MOVED = 1 << 22  # buckets of several tables that move together
 # Programs of kernels that walk a list whose length only the device knows.
 WALKERS = 2112
 # Keys that a program of one warp finds, or takes from the list at a time.
@@ -93,20 +95,22 @@ class DeviceIndex:
         """Bytes of the least buckets that hold so many keys."""
         return _buckets_for(keys) * BUCKET_BYTES
 
-    def reserve(self, table: int, keys: int, most: int | None = None) -> None:
-        """Make room for `keys` keys in all, of which there will never be more than `most`: the buckets move to a larger
-        run, no row does."""
-        if keys <= self.capacity(table):
-            return
-        # Some at a time, as a bucket that moves costs as much as several finds.
-        ahead = math.ceil(self._buckets[table] * _GROWTH)
-        ahead = ahead if most is None else min(ahead, _buckets_for(most))
-        self._resize(table, max(_buckets_for(keys), ahead))
+    def reserve(self, wanted: Mapping[int, int], most: Sequence[int] | None = None) -> None:
+        """Make room for so many keys in all, by table, of which there will never be more than `most`: buckets move to
+        larger runs, no row does. Many tables cost as many launches as one."""
+        sizes = {}
+        for table, keys in wanted.items():
+            if keys > self.capacity(table):
+                # Some at a time, as a bucket that moves costs as much as several finds.
+                ahead = math.ceil(self._buckets[table] * _GROWTH)
+                ahead = ahead if most is None else min(ahead, _buckets_for(most[table]))
+                sizes[table] = max(_buckets_for(keys), ahead)
+        self._resize(sizes)
 
     def rebuild(self, table: int) -> None:
         """The same keys in fresh buckets: erased entries are empty again, and finds end there."""
         if self._buckets[table]:
-            self._resize(table, self._buckets[table])
+            self._resize({table: self._buckets[table]})
 
     def clear(self, table: int) -> None:
         """Forget all keys of a table."""
@@ -114,23 +118,43 @@ class DeviceIndex:
         self._buckets[table] = 0
         self.tables[table, :2] = 0
 
-    def _resize(self, table: int, buckets: int) -> None:
-        fresh = torch.zeros(buckets, _WORDS, dtype=torch.int32, device=self.anchor.device)
-        fresh[:, _SLOTS] = kernels.EMPTY.value
-        at = self._offset(fresh)
-        if self._buckets[table]:
-            refused = torch.zeros(1, dtype=torch.int32, device=self.anchor.device)
-            kernels.rehash[(blocks(self._buckets[table], 32 // ENTRIES),)](
-                self.anchor, self._at(table), self._buckets[table], at, buckets, refused, BLOCK=32, num_warps=1
+    def _resize(self, sizes: Mapping[int, int]) -> None:
+        some: dict[int, int] = {}
+        for table, buckets in sizes.items():
+            some[table] = buckets
+            if sum(some.values()) > _MOST_MOVED:  # two copies of these, but not of all
+                self._move(some)
+                some = {}
+        if some:
+            self._move(some)
+
+    def _move(self, sizes: Mapping[int, int]) -> None:
+        device, tables = self.anchor.device, list(sizes)
+        fresh = [torch.empty(buckets, _WORDS, dtype=torch.int32, device=device) for buckets in sizes.values()]
+        moves = [(self._at(table), self._offset(to)) for table, to in zip(tables, fresh, strict=True)]
+        before, after = [self._buckets[table] for table in tables], list(sizes.values())
+        # Of each: where the buckets are and will be, and how many of all tables come before, of either.
+        columns = [*zip(*moves, strict=True), *(list(accumulate(counts, initial=0)) for counts in (before, after))]
+        told = torch.zeros(4, len(tables) + 1, dtype=torch.int64)
+        for row, column in enumerate(columns):
+            told[row, : len(column)] = torch.tensor(column)
+        told = told.to(device)
+        refused = torch.zeros(1, dtype=torch.int32, device=device)
+        steps, per_program = steps_of(len(tables)), 32 // ENTRIES
+        arguments = (self.anchor, told, refused, len(tables), steps)
+        kernels.clear[(blocks(sum(after), per_program),)](*arguments, BLOCK=32, num_warps=1)
+        if sum(before):
+            kernels.rehash[(blocks(sum(before), per_program),)](*arguments, BLOCK=32, num_warps=1)
+        if int(refused):
+            raise ShoalError(
+                f"[index] {int(refused)} keys found no place in {sum(after)} buckets. No key was lost; this should "
+                f"not happen with keys that were not made for it. Please report it."
             )
-            if int(refused):
-                raise ShoalError(
-                    f"[index] {int(refused)} keys found no place in {buckets} buckets. No key was lost; this should "
-                    f"not happen with keys that were not made for it. Please report it."
-                )
-        self._buffers[table] = fresh
-        self._buckets[table] = buckets
-        self.tables[table, :2] = torch.tensor([at, buckets], dtype=torch.int64)
+        for table, to in zip(tables, fresh, strict=True):
+            self._buffers[table] = to
+            self._buckets[table] = sizes[table]
+        places = torch.stack([told[1, :-1], told[3].diff()], dim=1)
+        self.tables[torch.tensor(tables, device=device), :2] = places
 
     def _offset(self, tensor: Tensor) -> int:
         return (tensor.data_ptr() - self.anchor.data_ptr()) // _UNIT

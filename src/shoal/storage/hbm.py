@@ -141,14 +141,14 @@ class HbmStorage:
         slab_bytes = slab_rows * layout.row_bytes
         memory = torch.empty(int(lengths.sum()) * layout.row_bytes, dtype=torch.uint8, device=self.anchor.device)
         begins = (memory.data_ptr() - self.anchor.data_ptr() + slab_bytes * torch.arange(slabs)) // _UNIT
-        table = torch.stack([begins, begins + lengths * layout.weight_stride], dim=1)
-        self.slabs[first : first + slabs] = table.to(self.anchor.device)
+        table = torch.stack([begins, begins + lengths * layout.weight_stride], dim=1).to(self.anchor.device)
+        begin = first << self.slab_bits
+        fresh = torch.arange(begin, begin + int(lengths.sum()), dtype=torch.int32).to(self.anchor.device)
+        self._relist(family, fresh)  # the last that asks for memory
+        self.slabs[first : first + slabs] = table
         self.family_of[first : first + slabs] = family
         self._slab_count += slabs
         self._memory.append(memory)
-        begin = first << self.slab_bits
-        fresh = torch.arange(begin, begin + int(lengths.sum()), dtype=torch.int32)
-        self._relist(family, fresh.to(self.anchor.device))
         held.slots += len(fresh)
 
     def give(self, family: int, slots: Tensor) -> None:

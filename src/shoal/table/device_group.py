@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Table, debugging
-from shoal.errors import CapacityError, InputError, NonFiniteError
+from shoal.errors import CapacityError, DeviceError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
 from shoal.table.device_lookup import Looked, Lookups
@@ -65,7 +65,7 @@ class DeviceGroup(Group):
 
     def replace(self, contents: Mapping[int, TableContent]) -> None:
         for number, content in contents.items():
-            self._rows.require_room(number, len(content.keys))
+            self._rows.require_room(number, len(content.keys), held=False)  # what leases hold is cleared first
         self.clear(list(contents))
         for number, content in contents.items():
             self.tables[number].fill(content)
@@ -134,9 +134,15 @@ class DeviceGroup(Group):
         """Behind the last call that had the tables to itself and, where this one has, behind those that read since."""
         if self.device.type != "cuda":
             return
+        capturing = torch.cuda.is_current_stream_capturing()
+        if alone and capturing:
+            raise DeviceError(
+                f"[{self.name}] the current stream is being captured into a CUDA graph, which would repeat one batch's "
+                f"changes of the tables. Capture lookups in eval without gradients, or the model without the tables."
+            )
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
         follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
-        if follows or torch.cuda.is_current_stream_capturing():
+        if follows or capturing:
             return
         now = torch.cuda.current_stream(self.device)
         behind = dict(self._readers) if alone else {}

@@ -83,9 +83,10 @@ class DevicePlan:
     def sizes(self, counts: Sequence[int], room: _native.Room) -> _native.BatchSizes:
         """What follows from how many keys each feature has. REQUIRES: one number for each."""
         counts = list(counts)
-        if self._sized is None or self._sized[0] != counts:
-            self._sized = counts, self._batch_parts.sizes(counts, room)
-        return self._sized[1]
+        sized = self._sized  # once: other threads may be here too
+        if sized is None or sized[0] != counts:
+            sized = self._sized = counts, self._batch_parts.sizes(counts, room)
+        return sized[1]
 
     def starts(self, offsets: Tensor, batch: int, size: int) -> Tensor:
         """Where each part's output begins and ends, without pooling: parts lie behind each other in the order of

@@ -190,10 +190,13 @@ class DeviceRows:
     def _grow(self, births: _native.Births) -> None:
         # Beyond this batch, room for some like it: so far may the host be ahead of the device without waiting.
         tables, room = len(self.configs), self.room
+        wanted = {}
         for number, within in enumerate(self._within):
             if new := _BATCHES_AHEAD * births.of(number):
-                self.index.reserve(number, min(room.most(number) + new, within), within)
-                room.set_fit(number, self.index.capacity(number))
+                wanted[number] = min(room.most(number) + new, within)
+        self.index.reserve(wanted, self._within)
+        for number in wanted:
+            room.set_fit(number, self.index.capacity(number))
         for family, new in enumerate(room.new_rows(births, _BATCHES_AHEAD)):
             lacking = room.most(tables + family) + new - room.fit(tables + family)
             if lacking > 0:
@@ -202,10 +205,10 @@ class DeviceRows:
                 self.storage.grow(family, max(lacking, more_rows))
                 self._taken_anew(family)
 
-    def require_room(self, number: int, keys: int) -> None:
-        """Raise CapacityError where a table's budget does not hold so many keys."""
+    def require_room(self, number: int, keys: int, held: bool = True) -> None:
+        """Raise CapacityError where a table's budget does not hold so many keys, beside slots that leases hold."""
         budget = self._budgets[number]
-        if budget is not None and keys > self._within[number] - self._held[number]:
+        if budget is not None and keys > self._within[number] - (self._held[number] if held else 0):
             size = format_size(self._bytes_of(number, keys))
             raise CapacityError(
                 f"[table {self.configs[number].name!r}] {keys} rows take {size}; the budget is "
@@ -396,6 +399,7 @@ class DeviceRows:
         if self._budgets[table] is not None:
             self.room.lower(table, slots)
             self.index.tables[table, MOST_ROWS.value] -= slots
+            self.hear_all()  # as the erased keys would count twice, there and among the rows
 
     def give(self, table: int, slots: Tensor) -> None:
         """Free the slots of erased rows."""

@@ -103,13 +103,13 @@ class DeviceTable:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
         slots = self._rows.erase(self._number, torch.unique(keys))
         if len(slots):
-            if newest_lease is None:
-                self._rows.give(self._number, slots)
-            else:
-                self._rows.storage.add_flags(self._family, slots, ERASED_FLAG)
-                self._limbo.append((newest_lease, slots))
-                self._rows.hold(self._number, len(slots))
             self.counters.add("erased", len(slots))
+            if newest_lease is not None:
+                self._rows.storage.add_flags(self._family, slots, ERASED_FLAG)
+            elif self._freed(slots):
+                return len(slots)
+            self._limbo.append((newest_lease or 0, slots))
+            self._rows.hold(self._number, len(slots))
         return len(slots)
 
     @property
@@ -120,11 +120,19 @@ class DeviceTable:
     def leases_ended(self, oldest_lease: int | None) -> None:
         """Free the slots of erased rows that no live lease can hold; leases are numbered as they begin."""
         while self._limbo and (oldest_lease is None or self._limbo[0][0] < oldest_lease):
-            self._release(self._limbo.pop(0)[1])
+            slots = self._limbo[0][1]
+            if not self._freed(slots):
+                return
+            self._limbo.pop(0)
+            self._rows.hold(self._number, -len(slots))
 
-    def _release(self, slots: Tensor) -> None:
-        self._rows.hold(self._number, -len(slots))
-        self._rows.give(self._number, slots)
+    def _freed(self, slots: Tensor) -> bool:
+        """Free slots; where there is no memory for the list of them, that is for a later call."""
+        try:
+            self._rows.give(self._number, slots)
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def compact(self, work: int) -> None:
         """Nothing: new rows take the slots of erased ones, and slabs are kept."""
@@ -133,7 +141,8 @@ class DeviceTable:
         """Forget every row."""
         self._rows.clear(self._number)
         for _lease, slots in self._limbo:
-            self._release(slots)
+            self._rows.give(self._number, slots)
+            self._rows.hold(self._number, -len(slots))
         self._limbo.clear()
 
     def content(self) -> TableContent:

@@ -249,19 +249,65 @@ def find(
             tl.store(lost_of + place, coded, mask=missing)
 
 
+# Rows of what moves: where each table's buckets are and will be, in units from the anchor, and how many of all tables
+# come before its own, of either.
+MOVED_FROM = tl.constexpr(0)
+MOVED_TO = tl.constexpr(1)
+BEFORE_OLD = tl.constexpr(2)
+BEFORE_NEW = tl.constexpr(3)
+
+
 @triton.jit
-def rehash(anchor, old_at, old_buckets, new_at, new_buckets, refused, BLOCK: tl.constexpr):
-    """The entries of one table's buckets into empty ones, each key once: no claims, only free entries to win."""
+def _moved_table(before, bucket, tables, steps):
+    """Whose each bucket is: the last table that begins at or before it. `steps` halvings cover all tables."""
+    low = tl.zeros_like(bucket).to(tl.int32)
+    high = low + tables
+    while steps > 0:
+        middle = (low + high) // 2
+        reached = tl.load(before + middle) <= bucket
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle)
+        steps -= 1
+    return low
+
+
+@triton.jit(do_not_specialize=["tables", "steps"])
+def clear(anchor, moves, refused, tables, steps, BLOCK: tl.constexpr):
+    """Make the new buckets of all tables empty."""
+    columns = tables + 1
     lane = tl.arange(0, BLOCK)
     bucket = tl.program_id(0).to(tl.int64) * (BLOCK // ENTRIES) + lane // ENTRIES
+    live = bucket < tl.load(moves + BEFORE_NEW * columns + tables)
+    table = _moved_table(moves + BEFORE_NEW * columns, bucket, tables, steps)
+    within = bucket - tl.load(moves + BEFORE_NEW * columns + table)
+    at = (tl.load(moves + MOVED_TO * columns + table) + within * BUCKET_UNITS) * UNIT
+    word = anchor + at // 4 + lane % ENTRIES
+    # Keys too: what nobody wrote is nobody's to compare with.
+    tl.store(word, tl.zeros_like(lane), mask=live)
+    tl.store(word + ENTRIES, tl.zeros_like(lane), mask=live)
+    tl.store(word + FIRST_SLOT, tl.zeros_like(lane) + EMPTY, mask=live)
+    tl.store(word + FIRST_SLOT + STAMP_BEHIND_SLOT, tl.zeros_like(lane), mask=live)
+
+
+@triton.jit(do_not_specialize=["tables", "steps"])
+def rehash(anchor, moves, refused, tables, steps, BLOCK: tl.constexpr):
+    """The entries of tables' buckets into empty ones, each key once: no claims, only free entries to win."""
+    columns = tables + 1
+    lane = tl.arange(0, BLOCK)
+    bucket = tl.program_id(0).to(tl.int64) * (BLOCK // ENTRIES) + lane // ENTRIES
+    live = bucket < tl.load(moves + BEFORE_OLD * columns + tables)
+    table = _moved_table(moves + BEFORE_OLD * columns, bucket, tables, steps)
+    within = bucket - tl.load(moves + BEFORE_OLD * columns + table)
     entry = lane % ENTRIES
-    at = (old_at + bucket * BUCKET_UNITS) * UNIT
+    at = (tl.load(moves + MOVED_FROM * columns + table) + within * BUCKET_UNITS) * UNIT
+    new_at = tl.load(moves + MOVED_TO * columns + table)
+    begins = moves + BEFORE_NEW * columns + table
+    new = tl.load(begins + 1) - tl.load(begins)
     keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
-    slot = tl.load(anchor + at // 4 + FIRST_SLOT + entry, mask=bucket < old_buckets, other=EMPTY)
+    slot = tl.load(anchor + at // 4 + FIRST_SLOT + entry, mask=live, other=EMPTY)
     going = slot >= 0
     key = tl.load(keys + at // 8 + entry, mask=going, other=0)
     stamp = tl.load(anchor + at // 4 + FIRST_SLOT + STAMP_BEHIND_SLOT + entry, mask=going, other=0)
-    new = tl.zeros_like(key) + new_buckets
     bucket = home_of(mix64(key), new)
     passed = tl.zeros_like(lane)
     while tl.max(going.to(tl.int32), axis=0) > 0:

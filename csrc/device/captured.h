@@ -1,0 +1,48 @@
+// Launches of somebody else's code as a graph: what is called while a stream is captured is not done, but kept.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "device/driver.h"
+
+namespace shoal {
+
+class CapturedGraph {
+ public:
+  ~CapturedGraph();
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+  Status start(uint64_t stream) const;
+
+ private:
+  friend class CaptureStream;
+  CapturedGraph(const Driver& driver, void* graph, void* started) : driver_(driver), graph_(graph), started_(started) {}
+
+  Driver driver_;
+  void* graph_;
+  void* started_;
+};
+
+// A stream that nothing but captures is done on. Nobody else's launches can come between.
+class CaptureStream {
+ public:
+  static Status make(const Driver& driver, std::unique_ptr<CaptureStream>* made);
+  ~CaptureStream();
+  CaptureStream(const CaptureStream&) = delete;
+  CaptureStream& operator=(const CaptureStream&) = delete;
+
+  uint64_t handle() const { return reinterpret_cast<uint64_t>(stream_); }
+
+  // The launches that `work` makes on the stream. If it fails, or the driver refuses, the stream is as before.
+  Status capture(const std::function<Status()>& work, std::unique_ptr<CapturedGraph>* graph) const;
+
+ private:
+  CaptureStream(const Driver& driver, void* stream) : driver_(driver), stream_(stream) {}
+
+  Driver driver_;
+  void* stream_;
+};
+
+}  // namespace shoal
