@@ -134,11 +134,10 @@ def main() -> int:
     bench = Bench(QUICK if given.quick else FULL, QuietGate(patience=0 if given.quick else given.patience))
     refused = run(cases, bench, console, save, given.suite)
     if save and not given.no_plot:
-        results = record.RESULTS / f"{given.suite}.csv"
         from benchmarks import plot
 
-        plot.draw(record.newest(record.read(results)), results.with_suffix(".png"))
-        console.print(f"appended {results} and drew {results.with_suffix('.png')}")
+        picture = plot.draw_suite(given.suite)
+        console.print(f"appended {picture.with_suffix('.csv')} and drew {picture}")
     return 1 if refused else 0
 
 
