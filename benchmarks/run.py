@@ -1,4 +1,4 @@
-"""Run a suite: `python -m benchmarks.run cpu|gpu [--only PATTERN] [--quick] [--no-save]`."""
+"""Run a suite: `python -m benchmarks.run cpu|gpu|tiers [--only PATTERN] [--quick] [--no-save]`."""
 
 import argparse
 import importlib
@@ -101,7 +101,7 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["cpu", "gpu"])
+    parser.add_argument("suite", choices=["cpu", "gpu", "tiers"])
     parser.add_argument(
         "--only", metavar="PATTERN", default="*", help="cases whose name contains this or matches it as a glob"
     )

@@ -13,12 +13,14 @@ class SsdStorage(Storage):
     """Rows in files of a directory that is this storage's alone; they go when it is closed.
 
     size: bytes of the files at most, of which rows fill half. io: "io_uring", "threads", or "auto" for the first that
-    the kernel allows.
+    the kernel allows. depth: requests that the disk has in hand at a time.
     """
 
-    def __init__(self, directory: str, row_bytes: int, size: int, io: str = "auto", direct: bool = True) -> None:
+    def __init__(
+        self, directory: str, row_bytes: int, size: int, io: str = "auto", direct: bool = True, depth: int = _DEPTH
+    ) -> None:
         self.row_bytes = row_bytes
-        self._native: _native.SsdStore | None = _native.SsdStore.open(directory, row_bytes, size, direct, io, _DEPTH)
+        self._native: _native.SsdStore | None = _native.SsdStore.open(directory, row_bytes, size, direct, io, depth)
 
     @property
     def _store(self) -> _native.SsdStore:
