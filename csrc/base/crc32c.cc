@@ -50,6 +50,18 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_native(const char* at, size_t 
   return crc;
 }
 
+__attribute__((target("sse4.2"))) void quarters_native(const char* at, size_t quarter, uint32_t* crcs) {
+  uint64_t wide[4] = {~uint32_t{0}, ~uint32_t{0}, ~uint32_t{0}, ~uint32_t{0}};
+  for (size_t i = 0; i < quarter; i += 8) {
+    for (int lane = 0; lane < 4; ++lane) {
+      uint64_t word;
+      std::memcpy(&word, at + size_t(lane) * quarter + i, 8);
+      wide[lane] = _mm_crc32_u64(wide[lane], word);
+    }
+  }
+  for (int lane = 0; lane < 4; ++lane) crcs[lane] = ~uint32_t(wide[lane]);
+}
+
 bool has_native() { return __builtin_cpu_supports("sse4.2"); }
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
 uint32_t crc32c_native(const char* at, size_t bytes, uint32_t crc) {
@@ -82,6 +94,21 @@ uint32_t crc32c_portable(const void* data, size_t bytes, uint32_t before) {
   }
   for (; bytes > 0; --bytes, ++at) crc = (crc >> 8) ^ kTables[0][(crc ^ uint8_t(*at)) & 0xff];
   return ~crc;
+}
+
+uint32_t crc32c_of_quarters(const void* data, size_t bytes) {
+  const char* const at = static_cast<const char*>(data);
+  const size_t quarter = bytes / 4;
+  uint32_t crcs[4];
+#if defined(__x86_64__)
+  static const bool native = has_native();
+  if (native) {
+    quarters_native(at, quarter, crcs);
+    return crc32c(crcs, sizeof crcs);
+  }
+#endif
+  for (size_t lane = 0; lane < 4; ++lane) crcs[lane] = crc32c(at + lane * quarter, quarter);
+  return crc32c(crcs, sizeof crcs);
 }
 
 uint32_t crc32c(const void* data, size_t bytes, uint32_t before) {

@@ -36,10 +36,21 @@ void both_ways_agree_at_every_length_and_can_go_on() {
   }
 }
 
+void quarters_are_side_by_side() {
+  std::string text(4096, 0);
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 131 + i / 9);
+  for (const size_t bytes : {32, 64, 1024, 4096}) {
+    uint32_t crcs[4];
+    for (size_t lane = 0; lane < 4; ++lane) crcs[lane] = crc32c_portable(text.data() + lane * bytes / 4, bytes / 4);
+    CHECK(crc32c_of_quarters(text.data(), bytes) == crc32c_portable(crcs, sizeof crcs), bytes);
+  }
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
   shoal::known_answers();
+  shoal::quarters_are_side_by_side();
   shoal::both_ways_agree_at_every_length_and_can_go_on();
 }

@@ -20,13 +20,22 @@ struct IoRequest {
   Status status() const { return file->answer(call, moved, bytes, offset); }
 };
 
+// Requests that are under way. They, their memory and their files must stay until each is answered.
+class PendingIo {
+ public:
+  virtual ~PendingIo() = default;
+  // Returns once each is answered; whoever lets it go waits too.
+  virtual void wait() = 0;
+};
+
 // Safe to call from several threads.
 class Io {
  public:
   virtual ~Io() = default;
 
-  // Makes all requests, at most depth() at a time, in any order; returns once each is answered.
-  virtual void run(std::vector<IoRequest>* requests) = 0;
+  // Begins with all requests, at most depth() at a time, in any order.
+  virtual std::unique_ptr<PendingIo> start(std::vector<IoRequest>* requests) = 0;
+  void run(std::vector<IoRequest>* requests) { start(requests)->wait(); }
   virtual std::string name() const = 0;
   int depth() const { return depth_; }
 

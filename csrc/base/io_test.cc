@@ -92,6 +92,25 @@ void a_fault_is_the_answer_of_its_request_alone(Io* io) {
   for (const IoRequest& write : writes) CHECK(write.status().ok());
 }
 
+void calls_are_under_way_beside_each_other(Io* io) {
+  File file;
+  CHECK(File::create(folder() + "/beside.seg", true, &file).ok());
+  Memory memory(64 * kBlockBytes), back(64 * kBlockBytes);
+  std::vector<std::vector<IoRequest>> writes(2);
+  for (int64_t block = 0; block < 64; ++block) {
+    std::memset(memory.at + block * kBlockBytes, int(block + 1), kBlockBytes);
+    writes[size_t(block % 2)].push_back(
+        {FileCall::write, &file, memory.at + block * kBlockBytes, kBlockBytes, block * kBlockBytes});
+  }
+  std::unique_ptr<PendingIo> first = io->start(&writes[0]), second = io->start(&writes[1]);
+  second->wait();
+  first.reset();  // waits too
+  for (const auto& some : writes)
+    for (const IoRequest& write : some) CHECK(write.status().ok());
+  CHECK(file.read(back.at, 64 * kBlockBytes, 0).ok());
+  CHECK(std::memcmp(memory.at, back.at, 64 * kBlockBytes) == 0);
+}
+
 void calls_from_several_threads_do_not_meet(Io* io) {
   std::vector<std::thread> threads;
   for (int number = 0; number < 4; ++number) {
@@ -124,6 +143,7 @@ int main() {
     for (const bool direct : {true, false}) shoal::what_is_written_is_read(io.get(), direct);
     shoal::a_file_that_ends_early_says_so(io.get());
     shoal::a_fault_is_the_answer_of_its_request_alone(io.get());
+    shoal::calls_are_under_way_beside_each_other(io.get());
     shoal::calls_from_several_threads_do_not_meet(io.get());
   }
   std::filesystem::remove_all(shoal::folder());

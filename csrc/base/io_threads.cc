@@ -29,24 +29,34 @@ class IoThreads : public Io {
 
   std::string name() const override { return "threads"; }
 
-  void run(std::vector<IoRequest>* requests) override {
-    Call call{requests, 0, requests->size()};
-    if (call.open == 0) return;
-    std::unique_lock lock(mutex_);
+  std::unique_ptr<PendingIo> start(std::vector<IoRequest>* requests) override {
+    auto pending = std::make_unique<Call>(this, requests);
+    if (requests->empty()) return pending;
+    std::lock_guard lock(mutex_);
     start_threads(requests->size());
-    calls_.push_back(&call);
+    calls_.push_back(pending.get());
     wake_.notify_all();
-    // Where the system has no thread to give, the caller makes the requests.
-    while (threads_.empty() && call.next < requests->size()) make_next(&lock);
-    call.done.wait(lock, [&] { return call.open == 0; });
+    return pending;
   }
 
  private:
-  struct Call {
+  struct Call : PendingIo {
+    Call(IoThreads* owner, std::vector<IoRequest>* requests)
+        : owner(owner), requests(requests), open(requests->size()) {}
+    ~Call() override { wait(); }
+
+    void wait() override {
+      std::unique_lock lock(owner->mutex_);
+      // Where the system has no thread to give, the caller makes the requests.
+      while (owner->threads_.empty() && open > 0) owner->make_next(&lock);
+      done.wait(lock, [this] { return open == 0; });
+    }
+
+    IoThreads* owner;
     std::vector<IoRequest>* requests;
-    size_t next;  // that nobody has begun
-    size_t open;  // that are not answered
-    std::condition_variable done = {};
+    size_t next = 0;  // that nobody has begun
+    size_t open;      // that are not answered
+    std::condition_variable done;
   };
 
   void start_threads(size_t wanted) {

@@ -97,10 +97,11 @@ class Ring {
     ++waiting_;
   }
 
-  // Hands over what was asked and waits for an answer; an errno if the kernel takes nothing.
-  int hand_over() {
+  // Hands over what was asked and waits for so many answers; an errno if the kernel takes nothing.
+  int hand_over(unsigned answers) {
     while (true) {
-      const long taken = ::syscall(__NR_io_uring_enter, ring_, waiting_, 1, IORING_ENTER_GETEVENTS, nullptr, 0);
+      const unsigned flags = answers > 0 ? IORING_ENTER_GETEVENTS : 0;
+      const long taken = ::syscall(__NR_io_uring_enter, ring_, waiting_, answers, flags, nullptr, 0);
       if (taken >= 0) {
         waiting_ -= unsigned(taken);
         return 0;
@@ -128,6 +129,71 @@ class Ring {
   io_uring_cqe* answers_ = nullptr;
 };
 
+class Uring;
+
+// The requests of one call, and the ring that they are on.
+class PendingUring : public PendingIo {
+ public:
+  PendingUring(Uring* owner, std::unique_ptr<Ring> ring, std::vector<IoRequest>* requests)
+      : owner_(owner), ring_(std::move(ring)), requests_(requests) {
+    for (IoRequest& request : *requests) request.moved = ring_ == nullptr ? -ENOMEM : 0;
+    if (ring_ == nullptr) return;  // as when a process may have no more of them
+    ask();
+    if (under_way_ > 0) check(ring_->hand_over(0));
+  }
+  ~PendingUring() override { wait(); }
+
+  void wait() override;
+
+ private:
+  void ask() {
+    while (under_way_ < ring_->size() && (!again_.empty() || next_ < requests_->size())) {
+      size_t number = next_;
+      if (again_.empty()) {
+        ++next_;
+      } else {
+        number = again_.back();
+        again_.pop_back();
+      }
+      IoRequest& request = (*requests_)[number];
+      if (const int error = Faults::instance().check(request.call, request.file->path())) {
+        request.moved = -error;
+        continue;
+      }
+      ring_->ask(request, number);
+      ++under_way_;
+    }
+  }
+
+  void take(uint64_t number, int result) {
+    IoRequest& request = (*requests_)[number];
+    --under_way_;
+    if (result == -EINTR || result == -EAGAIN) {
+      again_.push_back(number);
+    } else if (result < 0) {
+      request.moved = result;
+    } else {
+      request.moved += result;
+      if (result > 0 && request.moved < request.bytes) again_.push_back(number);
+    }
+  }
+
+  // Where the kernel takes nothing, closing the ring ends what is under way.
+  void check(int error) {
+    if (error == 0) return;
+    for (IoRequest& request : *requests_) {
+      if (request.moved >= 0 && request.moved < request.bytes) request.moved = -error;
+    }
+    ring_.reset();
+  }
+
+  Uring* owner_;
+  std::unique_ptr<Ring> ring_;
+  std::vector<IoRequest>* requests_;
+  size_t next_ = 0, under_way_ = 0;
+  std::vector<size_t> again_;
+};
+
 class Uring : public Io {
  public:
   explicit Uring(int depth) : Io(depth) {}
@@ -142,61 +208,16 @@ class Uring : public Io {
 
   std::string name() const override { return "io_uring"; }
 
-  void run(std::vector<IoRequest>* requests) override {
-    std::unique_ptr<Ring> ring = take();
-    if (ring == nullptr) {  // as when a process may have no more of them
-      for (IoRequest& request : *requests) request.moved = -ENOMEM;
-      return;
-    }
-    if (run_on(ring.get(), requests)) give(std::move(ring));
+  std::unique_ptr<PendingIo> start(std::vector<IoRequest>* requests) override {
+    return std::make_unique<PendingUring>(this, take(), requests);
+  }
+
+  void give(std::unique_ptr<Ring> ring) {
+    std::lock_guard lock(mutex_);
+    rings_.push_back(std::move(ring));
   }
 
  private:
-  static bool run_on(Ring* ring, std::vector<IoRequest>* requests) {
-    size_t next = 0, under_way = 0;
-    std::vector<size_t> again;
-    const auto ask = [&](size_t number) {
-      IoRequest& request = (*requests)[number];
-      if (const int error = Faults::instance().check(request.call, request.file->path())) {
-        request.moved = -error;
-        return;
-      }
-      ring->ask(request, number);
-      ++under_way;
-    };
-    while (true) {
-      while (under_way < ring->size() && !again.empty()) {
-        const size_t number = again.back();
-        again.pop_back();
-        ask(number);
-      }
-      while (under_way < ring->size() && next < requests->size()) {
-        (*requests)[next].moved = 0;
-        ask(next++);
-      }
-      if (under_way == 0) return true;
-      if (const int error = ring->hand_over()) {
-        // What is under way may still write to memory: closing the ring ends it.
-        for (IoRequest& request : *requests) {
-          if (request.moved >= 0 && request.moved < request.bytes) request.moved = -error;
-        }
-        return false;
-      }
-      ring->answers([&](uint64_t number, int result) {
-        IoRequest& request = (*requests)[number];
-        --under_way;
-        if (result == -EINTR || result == -EAGAIN) {
-          again.push_back(number);
-        } else if (result < 0) {
-          request.moved = result;
-        } else {
-          request.moved += result;
-          if (result > 0 && request.moved < request.bytes) again.push_back(number);
-        }
-      });
-    }
-  }
-
   std::unique_ptr<Ring> take() {
     {
       std::lock_guard lock(mutex_);
@@ -210,14 +231,21 @@ class Uring : public Io {
     return ring->open(unsigned(depth())) ? std::move(ring) : nullptr;
   }
 
-  void give(std::unique_ptr<Ring> ring) {
-    std::lock_guard lock(mutex_);
-    rings_.push_back(std::move(ring));
-  }
-
   std::mutex mutex_;
   std::vector<std::unique_ptr<Ring>> rings_;  // as many as calls were made beside each other
 };
+
+void PendingUring::wait() {
+  while (ring_ != nullptr) {
+    ask();
+    if (under_way_ == 0) {
+      owner_->give(std::move(ring_));
+      return;
+    }
+    check(ring_->hand_over(1));
+    if (ring_ != nullptr) ring_->answers([this](uint64_t number, int result) { take(number, result); });
+  }
+}
 
 }  // namespace
 

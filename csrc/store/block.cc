@@ -17,8 +17,12 @@ struct Header {
 };
 static_assert(sizeof(Header) == BlockLayout::kHeaderBytes);
 
+// Of all that is behind the header, and of the header without its CRC.
 uint32_t crc_of(const char* block, int64_t bytes) {
-  return crc32c(block + sizeof(uint32_t), size_t(bytes) - sizeof(uint32_t));
+  static_assert(kBlockBytes % 32 == 0);
+  constexpr size_t kApart = 32;
+  const uint32_t rest = crc32c_of_quarters(block + kApart, size_t(bytes) - kApart);
+  return crc32c(block + sizeof(uint32_t), kApart - sizeof(uint32_t), rest);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // How rows lie in the files of a store on disk: in blocks, each of which can be told to be whole and the one that was
 // meant.
 //
-//   block = crc32c of what follows (4 B), rows in it (4 B), its segment (8 B), its number there (8 B),
+//   block = checksum of what follows (4 B), rows in it (4 B), its segment (8 B), its number there (8 B),
 //           then for each row its key (8 B) and its bytes
 //
 // A block is read and written as a whole. It is 4 KiB, or as many times that as one row needs.

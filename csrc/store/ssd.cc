@@ -2,29 +2,31 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <new>
+
+#include "base/memory.h"
+#include "index/batch.h"
 
 namespace shoal {
 
 namespace {
 
 constexpr int64_t kWriteBytes = int64_t{1} << 20;  // of one request
-constexpr int64_t kRoundBytes = int64_t{8} << 20;  // of the requests that are made together
+constexpr int64_t kRoundBytes = int64_t{4} << 20;  // of the requests that are made together
 constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
 constexpr int64_t kLeastBlocks = 4;     // of a segment
 constexpr int64_t kLeastSegments = 12;  // fewer leave too little to collect
 constexpr int64_t kReserved = 2;        // places for what is collected
 
-// Memory that can be read into and written from past the page cache.
+// Memory that can be read into and written from past the page cache: whole pages, kept from call to call.
 class AlignedMemory {
  public:
-  explicit AlignedMemory(int64_t bytes) : at_(static_cast<char*>(std::aligned_alloc(kBlockBytes, size_t(bytes)))) {
+  explicit AlignedMemory(int64_t bytes) : at_(static_cast<char*>(Buffers::instance().acquire(size_t(bytes)))) {
     if (at_ == nullptr) throw std::bad_alloc();
   }
-  ~AlignedMemory() { std::free(at_); }
+  ~AlignedMemory() { Buffers::instance().release(at_); }
   AlignedMemory(const AlignedMemory&) = delete;
   AlignedMemory& operator=(const AlignedMemory&) = delete;
   char* get() const { return at_; }
@@ -91,9 +93,7 @@ int64_t SsdStore::rows() const {
 
 Status SsdStore::write(const int64_t* keys, const char* rows, int64_t n) {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<const char*> each(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) each[size_t(i)] = rows + i * layout_.row_bytes;
-  Status status = append({keys, each.data(), nullptr}, n, false);
+  Status status = append({keys, rows, layout_.row_bytes, nullptr, nullptr}, n, false);
   {
     std::lock_guard lock(mutex_);
     stats_.write_nanoseconds += nanoseconds_since(begin);
@@ -102,46 +102,76 @@ Status SsdStore::write(const int64_t* keys, const char* rows, int64_t n) {
   return status;
 }
 
+// Requests that are made together, and what they write.
+struct SsdStore::Round {
+  explicit Round(int64_t bytes) : memory(bytes) {}
+
+  AlignedMemory memory;
+  std::vector<Extent> extents;
+  std::vector<IoRequest> requests;
+  int64_t first = 0;  // row
+  std::unique_ptr<PendingIo> pending;
+};
+
 Status SsdStore::append(const Source& source, int64_t n, bool collecting) {
+  const int64_t blocks = (n + layout_.rows_per_block - 1) / layout_.rows_per_block;
+  const int64_t bytes = std::min(kRoundBytes, blocks * layout_.block_bytes) + kWriteBytes + layout_.block_bytes;
+  const bool several = blocks * layout_.block_bytes > kRoundBytes;
+  // While one is on its way to the disk the other is filled.
+  Round one(bytes), other(several ? bytes : 1);
+  Round *now = &one, *before = &other;
   Status status;
-  AlignedMemory memory(
-      std::min(kRoundBytes, (n + layout_.rows_per_block - 1) / layout_.rows_per_block * layout_.block_bytes) +
-      kWriteBytes + layout_.block_bytes);
-  const int64_t most_blocks = std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1);
   for (int64_t done = 0; done < n && status.ok();) {
-    std::vector<Extent> extents;
-    std::vector<IoRequest> requests;
-    const int64_t first = done;
-    char* at = memory.get();
-    while (done < n && at - memory.get() < kRoundBytes) {
-      const int64_t blocks = (n - done + layout_.rows_per_block - 1) / layout_.rows_per_block;
-      Extent extent;
-      {
-        std::unique_lock lock(mutex_);
-        status = give_out(&lock, std::min(blocks, most_blocks), collecting, &extent);
-      }
-      if (!status.ok()) break;
-      extent.rows = 0;
-      for (int64_t block = 0; block < extent.blocks; ++block) {
-        char* const filled = at + block * layout_.block_bytes;
-        const int64_t rows = std::min(layout_.rows_per_block, n - done);
-        for (int64_t row = 0; row < rows; ++row, ++done) layout_.put(filled, row, source.keys[done], source.rows[done]);
-        layout_.seal(filled, uint32_t(rows), extent.segment->id, uint64_t(extent.first_block + block));
-        extent.rows += rows;
-      }
-      const int64_t bytes = extent.blocks * layout_.block_bytes;
-      requests.push_back({FileCall::write, &extent.segment->file, at, bytes, extent.first_block * layout_.block_bytes});
-      extents.push_back(std::move(extent));
-      at += bytes;
+    keep_first(&status, fill(source, n, collecting, &done, now));
+    now->pending = io_->start(&now->requests);
+    keep_first(&status, finish(source, collecting, before));
+    std::swap(now, before);
+  }
+  keep_first(&status, finish(source, collecting, before));
+  return status;
+}
+
+Status SsdStore::fill(const Source& source, int64_t n, bool collecting, int64_t* done, Round* round) {
+  const int64_t most_blocks = std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1);
+  round->extents.clear();
+  round->requests.clear();
+  round->first = *done;
+  char* at = round->memory.get();
+  while (*done < n && at - round->memory.get() < kRoundBytes) {
+    const int64_t blocks = (n - *done + layout_.rows_per_block - 1) / layout_.rows_per_block;
+    Extent extent;
+    {
+      std::unique_lock lock(mutex_);
+      Status status = give_out(&lock, std::min(blocks, most_blocks), collecting, &extent);
+      if (!status.ok()) return status;
     }
-    io_->run(&requests);
-    int64_t row = first;
-    for (size_t i = 0; i < extents.size(); ++i) {
-      Status written = requests[i].status();
-      keep_first(&status, settle(extents[i], source, row, written.ok(), collecting));
-      keep_first(&status, std::move(written));
-      row += extents[i].rows;
+    for (int64_t block = 0; block < extent.blocks; ++block) {
+      char* const filled = at + block * layout_.block_bytes;
+      const int64_t rows = std::min(layout_.rows_per_block, n - *done);
+      for (int64_t row = 0; row < rows; ++row, ++*done) layout_.put(filled, row, source.keys[*done], source.row(*done));
+      layout_.seal(filled, uint32_t(rows), extent.segment->id, uint64_t(extent.first_block + block));
+      extent.rows += rows;
     }
+    const int64_t bytes = extent.blocks * layout_.block_bytes;
+    round->requests.push_back(
+        {FileCall::write, &extent.segment->file, at, bytes, extent.first_block * layout_.block_bytes});
+    round->extents.push_back(std::move(extent));
+    at += bytes;
+  }
+  return {};
+}
+
+Status SsdStore::finish(const Source& source, bool collecting, Round* round) {
+  Status status;
+  if (round->pending == nullptr) return status;
+  round->pending->wait();
+  round->pending.reset();
+  int64_t row = round->first;
+  for (size_t i = 0; i < round->extents.size(); ++i) {
+    Status written = round->requests[i].status();
+    keep_first(&status, settle(round->extents[i], source, row, written.ok(), collecting));
+    keep_first(&status, std::move(written));
+    row += round->extents[i].rows;
   }
   return status;
 }
@@ -191,12 +221,13 @@ Status SsdStore::settle(const Extent& extent, const Source& source, int64_t firs
   Status status;
   if (written) {
     std::vector<int64_t> keys;
-    std::vector<uint32_t> slots;
+    std::vector<uint32_t> slots, had(static_cast<size_t>(extent.rows));
+    find_all(source.keys + first, had.data(), extent.rows);
     for (int64_t i = 0; i < extent.rows; ++i) {
       const int64_t key = source.keys[first + i];
       const uint32_t slot =
           slot_of(extent.place, extent.first_block + i / layout_.rows_per_block, i % layout_.rows_per_block);
-      const uint32_t before = index_->find(key);
+      const uint32_t before = had[size_t(i)];
       if (source.from != nullptr && before != source.from[first + i]) continue;  // written or erased meanwhile
       if (before == kNoSlot) {
         keys.push_back(key);
@@ -218,6 +249,11 @@ Status SsdStore::settle(const Extent& extent, const Source& source, int64_t firs
   }
   drop_if_dead(extent.place);
   return status;
+}
+
+void SsdStore::find_all(const int64_t* keys, uint32_t* slots, int64_t n) const {
+  int64_t missing = 0;
+  shoal::find({{index_.get(), 0, n}}, {keys, false}, slots, &missing, 1);
 }
 
 void SsdStore::leave(uint32_t slot) {
@@ -247,8 +283,10 @@ Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
   std::vector<std::shared_ptr<Segment>> held(places_.size());
   {
     std::lock_guard lock(mutex_);
+    std::vector<uint32_t> slots(static_cast<size_t>(n));
+    find_all(keys, slots.data(), n);
     for (int64_t i = 0; i < n; ++i) {
-      const uint32_t slot = index_->find(keys[i]);
+      const uint32_t slot = slots[size_t(i)];
       found[i] = false;
       if (slot == kNoSlot) continue;
       wanted.push_back({slot, i});
@@ -317,8 +355,10 @@ Status SsdStore::damaged(const Segment& segment, int64_t block) const {
 }
 
 void SsdStore::contains(const int64_t* keys, bool* found, int64_t n) const {
+  std::vector<uint32_t> slots(static_cast<size_t>(n));
   std::lock_guard lock(mutex_);
-  for (int64_t i = 0; i < n; ++i) found[i] = index_->find(keys[i]) != kNoSlot;
+  find_all(keys, slots.data(), n);
+  for (int64_t i = 0; i < n; ++i) found[i] = slots[size_t(i)] != kNoSlot;
 }
 
 int64_t SsdStore::erase(const int64_t* keys, int64_t n) {
@@ -434,14 +474,16 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
     size_t live = 0;
     {
       std::lock_guard lock(mutex_);
+      std::vector<uint32_t> now(keys.size());
+      find_all(keys.data(), now.data(), int64_t(keys.size()));
       for (size_t i = 0; i < keys.size(); ++i) {
-        if (index_->find(keys[i]) != from[i]) continue;
+        if (now[i] != from[i]) continue;
         keys[live] = keys[i];
         rows[live] = rows[i];
         from[live++] = from[i];
       }
     }
-    if (Status status = append({keys.data(), rows.data(), from.data()}, int64_t(live), true); !status.ok())
+    if (Status status = append({keys.data(), nullptr, 0, rows.data(), from.data()}, int64_t(live), true); !status.ok())
       return status;
   }
   return {};

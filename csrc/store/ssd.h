@@ -91,15 +91,20 @@ class SsdStore {
     std::shared_ptr<Segment> segment;
     int64_t first_block;
     int64_t blocks;
-    int64_t rows;
+    int64_t rows = 0;
   };
-  // Rows for a write: each from its own place in memory.
+  // Rows for a write: one behind the other, or each from its own place in memory.
   struct Source {
     const int64_t* keys;
-    const char* const* rows;
+    const char* rows;
+    int64_t stride;
+    const char* const* each;
     // Where a row must still be if it is to be replaced; null: wherever it is.
     const uint32_t* from;
+
+    const char* row(int64_t i) const { return each == nullptr ? rows + i * stride : each[i]; }
   };
+  struct Round;
 
   SsdStore(const SsdOptions& options, std::shared_ptr<Io> io, OwnedDirectory directory);
 
@@ -108,6 +113,10 @@ class SsdStore {
     return uint32_t(place * segment_rows() + block * layout_.rows_per_block + row);
   }
   Status append(const Source& source, int64_t n, bool collecting);
+  // Blocks with rows from `done` on, as many as a round takes; and what became of them.
+  Status fill(const Source& source, int64_t n, bool collecting, int64_t* done, Round* round);
+  Status finish(const Source& source, bool collecting, Round* round);
+  void find_all(const int64_t* keys, uint32_t* slots, int64_t n) const;
   Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, Extent* extent);
   Status begin_segment();
   // What a write did: its rows are where it put them, if it was answered.
