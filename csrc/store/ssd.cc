@@ -13,6 +13,7 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kWriteBytes = int64_t{1} << 20;  // of one request
+constexpr int64_t kReadBytes = int64_t{2} << 20;   // of blocks that are read together
 constexpr int64_t kRoundBytes = int64_t{4} << 20;  // of the requests that are made together
 constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
@@ -273,76 +274,114 @@ void SsdStore::drop_if_dead(uint32_t place) {
 
 // ---- reading
 
-Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
-  const auto begin = std::chrono::steady_clock::now();
+// Rows that are wanted, in the order of their blocks, and those that are being read together.
+struct SsdStore::Reading {
   struct Wanted {
     uint32_t slot;
-    int64_t at;
+    int64_t at;  // of the caller's keys
   };
+  const int64_t* keys;
+  char* rows;
+  bool* found;
   std::vector<Wanted> wanted;
-  std::vector<std::shared_ptr<Segment>> held(places_.size());
+  std::vector<std::shared_ptr<Segment>> held;  // by place
+  size_t next = 0;                             // that is not being read
+  int64_t reads = 0, damages = 0;
+};
+
+struct SsdStore::ReadTogether {
+  explicit ReadTogether(int64_t bytes) : memory(bytes) {}
+
+  AlignedMemory memory;
+  std::vector<IoRequest> requests;
+  std::vector<size_t> firsts;  // of the wanted, by request; then the end
+  std::unique_ptr<PendingIo> pending;
+};
+
+Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
+  const auto begin = std::chrono::steady_clock::now();
+  Reading reading{keys, rows, found, {}, std::vector<std::shared_ptr<Segment>>(places_.size())};
   {
-    std::lock_guard lock(mutex_);
     std::vector<uint32_t> slots(static_cast<size_t>(n));
+    std::lock_guard lock(mutex_);
     find_all(keys, slots.data(), n);
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t slot = slots[size_t(i)];
       found[i] = false;
       if (slot == kNoSlot) continue;
-      wanted.push_back({slot, i});
+      reading.wanted.push_back({slot, i});
       const size_t place = size_t(slot / segment_rows());
-      if (held[place] == nullptr) held[place] = places_[place];
+      if (reading.held[place] == nullptr) reading.held[place] = places_[place];
     }
   }
   // Rows of one block beside each other.
-  std::sort(wanted.begin(), wanted.end(), [](const Wanted& a, const Wanted& b) { return a.slot < b.slot; });
-  const int64_t in_block = layout_.rows_per_block;
-  const int64_t most_blocks = std::max<int64_t>(kRoundBytes / layout_.block_bytes, 1);
-  AlignedMemory memory(std::min<int64_t>(most_blocks, int64_t(wanted.size()) + 1) * layout_.block_bytes);
+  std::sort(reading.wanted.begin(), reading.wanted.end(), [](const auto& a, const auto& b) { return a.slot < b.slot; });
+  const int64_t most_blocks = std::max<int64_t>(kReadBytes / layout_.block_bytes, 1);
+  const int64_t bytes = std::min<int64_t>(most_blocks, int64_t(reading.wanted.size()) + 1) * layout_.block_bytes;
+  // While rows of some blocks are copied, others are being read.
+  ReadTogether one(bytes), other(int64_t(reading.wanted.size()) > most_blocks ? bytes : 1);
+  ReadTogether *now = &one, *before = &other;
   Status status;
-  int64_t reads = 0, damages = 0;
-  for (size_t next = 0; next < wanted.size();) {
-    std::vector<IoRequest> requests;
-    std::vector<size_t> firsts;
-    while (next < wanted.size() && int64_t(requests.size()) < most_blocks) {
-      const int64_t block = wanted[next].slot / in_block;
-      firsts.push_back(next);
-      requests.push_back({FileCall::read, &held[size_t(block / segment_blocks_)]->file,
-                          memory.get() + int64_t(requests.size()) * layout_.block_bytes, layout_.block_bytes,
-                          block % segment_blocks_ * layout_.block_bytes});
-      while (next < wanted.size() && wanted[next].slot / in_block == block) ++next;
-    }
-    firsts.push_back(next);
-    io_->run(&requests);
-    reads += int64_t(requests.size());
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const int64_t number = wanted[firsts[i]].slot / in_block;
-      const Segment& segment = *held[size_t(number / segment_blocks_)];
-      const char* const block = requests[i].memory;
-      if (Status answer = requests[i].status(); !answer.ok()) {
-        keep_first(&status, std::move(answer));
-        continue;
-      }
-      const int64_t there = layout_.rows_of(block, segment.id, uint64_t(number % segment_blocks_));
-      for (size_t at = firsts[i]; at < firsts[i + 1]; ++at) {
-        const auto [slot, to] = wanted[at];
-        const int64_t row = slot % in_block;
-        if (row >= there || layout_.key(block, row) != keys[to]) {
-          damages += there < 0 && at == firsts[i];
-          keep_first(&status, damaged(segment, number % segment_blocks_));
-          continue;
-        }
-        std::memcpy(rows + to * layout_.row_bytes, layout_.row(block, row), size_t(layout_.row_bytes));
-        found[to] = true;
-      }
-    }
+  while (reading.next < reading.wanted.size()) {
+    ask(&reading, most_blocks, now);
+    now->pending = io_->start(&now->requests);
+    keep_first(&status, take(&reading, before));
+    std::swap(now, before);
   }
+  keep_first(&status, take(&reading, before));
   std::lock_guard lock(mutex_);
-  stats_.reads += reads;
-  stats_.read_bytes += reads * layout_.block_bytes;
-  stats_.damaged += damages;
+  stats_.reads += reading.reads;
+  stats_.read_bytes += reading.reads * layout_.block_bytes;
+  stats_.damaged += reading.damages;
   ++stats_.read_calls;
   stats_.read_nanoseconds += nanoseconds_since(begin);
+  return status;
+}
+
+void SsdStore::ask(Reading* reading, int64_t most_blocks, ReadTogether* some) const {
+  const std::vector<Reading::Wanted>& wanted = reading->wanted;
+  some->requests.clear();
+  some->firsts.clear();
+  while (reading->next < wanted.size() && int64_t(some->requests.size()) < most_blocks) {
+    const int64_t block = wanted[reading->next].slot / layout_.rows_per_block;
+    some->firsts.push_back(reading->next);
+    some->requests.push_back({FileCall::read, &reading->held[size_t(block / segment_blocks_)]->file,
+                              some->memory.get() + int64_t(some->requests.size()) * layout_.block_bytes,
+                              layout_.block_bytes, block % segment_blocks_ * layout_.block_bytes});
+    while (reading->next < wanted.size() && wanted[reading->next].slot / layout_.rows_per_block == block) {
+      ++reading->next;
+    }
+  }
+  some->firsts.push_back(reading->next);
+  reading->reads += int64_t(some->requests.size());
+}
+
+Status SsdStore::take(Reading* reading, ReadTogether* some) const {
+  Status status;
+  if (some->pending == nullptr) return status;
+  some->pending->wait();
+  some->pending.reset();
+  for (size_t i = 0; i < some->requests.size(); ++i) {
+    const int64_t number = reading->wanted[some->firsts[i]].slot / layout_.rows_per_block;
+    const Segment& segment = *reading->held[size_t(number / segment_blocks_)];
+    const char* const block = some->requests[i].memory;
+    if (Status answer = some->requests[i].status(); !answer.ok()) {
+      keep_first(&status, std::move(answer));
+      continue;
+    }
+    const int64_t there = layout_.rows_of(block, segment.id, uint64_t(number % segment_blocks_));
+    reading->damages += there < 0;
+    for (size_t at = some->firsts[i]; at < some->firsts[i + 1]; ++at) {
+      const auto [slot, to] = reading->wanted[at];
+      const int64_t row = slot % layout_.rows_per_block;
+      if (row >= there || layout_.key(block, row) != reading->keys[to]) {
+        keep_first(&status, damaged(segment, number % segment_blocks_));
+        continue;
+      }
+      std::memcpy(reading->rows + to * layout_.row_bytes, layout_.row(block, row), size_t(layout_.row_bytes));
+      reading->found[to] = true;
+    }
+  }
   return status;
 }
 

@@ -105,6 +105,8 @@ class SsdStore {
     const char* row(int64_t i) const { return each == nullptr ? rows + i * stride : each[i]; }
   };
   struct Round;
+  struct Reading;
+  struct ReadTogether;
 
   SsdStore(const SsdOptions& options, std::shared_ptr<Io> io, OwnedDirectory directory);
 
@@ -116,6 +118,9 @@ class SsdStore {
   // Blocks with rows from `done` on, as many as a round takes; and what became of them.
   Status fill(const Source& source, int64_t n, bool collecting, int64_t* done, Round* round);
   Status finish(const Source& source, bool collecting, Round* round);
+  // Requests for the blocks that are wanted next; and their rows to the caller.
+  void ask(Reading* reading, int64_t most_blocks, ReadTogether* some) const;
+  Status take(Reading* reading, ReadTogether* some) const;
   void find_all(const int64_t* keys, uint32_t* slots, int64_t n) const;
   Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, Extent* extent);
   Status begin_segment();
