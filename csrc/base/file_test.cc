@@ -10,18 +10,10 @@
 #include <fstream>
 
 #include "base/check.h"
+#include "base/folder_test.h"
 
 namespace shoal {
 namespace {
-
-std::string folder() {
-  static const std::string made = [] {
-    std::string pattern = std::filesystem::temp_directory_path() / "shoal-file-XXXXXX";
-    CHECK(::mkdtemp(pattern.data()) != nullptr);
-    return pattern;
-  }();
-  return made;
-}
 
 bool says(const Status& status, const std::string& words) {
   return status.code() == Code::storage && status.message().find(words) != std::string::npos;
@@ -97,5 +89,4 @@ int main() {
   shoal::a_directory_has_one_owner();
   shoal::what_a_dead_owner_left_is_removed_and_nothing_else();
   shoal::a_directory_that_cannot_be_written_says_so();
-  std::filesystem::remove_all(shoal::folder());
 }

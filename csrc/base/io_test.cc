@@ -7,18 +7,10 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/folder_test.h"
 
 namespace shoal {
 namespace {
-
-std::string folder() {
-  static const std::string made = [] {
-    std::string pattern = std::filesystem::temp_directory_path() / "shoal-io-XXXXXX";
-    CHECK(::mkdtemp(pattern.data()) != nullptr);
-    return pattern;
-  }();
-  return made;
-}
 
 struct Memory {
   explicit Memory(int64_t bytes) : at(static_cast<char*>(std::aligned_alloc(kBlockBytes, size_t(bytes)))) {}
@@ -146,5 +138,4 @@ int main() {
     shoal::calls_are_under_way_beside_each_other(io.get());
     shoal::calls_from_several_threads_do_not_meet(io.get());
   }
-  std::filesystem::remove_all(shoal::folder());
 }

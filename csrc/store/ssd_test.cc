@@ -11,20 +11,12 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/folder_test.h"
 
 namespace shoal {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string folder() {
-  static const std::string made = [] {
-    std::string pattern = fs::temp_directory_path() / "shoal-ssd-XXXXXX";
-    CHECK(::mkdtemp(pattern.data()) != nullptr);
-    return pattern;
-  }();
-  return made;
-}
 
 std::shared_ptr<Io> io() {
   static const std::shared_ptr<Io> made = make_io(16);
@@ -344,5 +336,4 @@ int main() {
   shoal::one_key_over_and_over_needs_no_more_than_its_segment();
   shoal::a_store_that_is_too_small_says_what_it_needs();
   shoal::threads_that_read_and_write_see_whole_rows();
-  std::filesystem::remove_all(shoal::folder());
 }

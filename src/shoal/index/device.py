@@ -140,11 +140,13 @@ class DeviceIndex:
             told[row, : len(column)] = torch.tensor(column)
         told = told.to(device)
         refused = torch.zeros(1, dtype=torch.int32, device=device)
-        steps, per_program = steps_of(len(tables)), 32 // ENTRIES
-        arguments = (self.anchor, told, refused, len(tables), steps)
-        kernels.clear[(blocks(sum(after), per_program),)](*arguments, BLOCK=32, num_warps=1)
+        # As many steps as all tables would need: one kernel for any number of them.
+        shape = {"BLOCK": 32, "STEPS": steps_of(len(self._buckets)), "num_warps": 1}
+        per_program = shape["BLOCK"] // ENTRIES
+        kernels.clear[(blocks(sum(after), per_program),)](self.anchor, told, len(tables), **shape)
         if sum(before):
-            kernels.rehash[(blocks(sum(before), per_program),)](*arguments, BLOCK=32, num_warps=1)
+            grid = (blocks(sum(before), per_program),)
+            kernels.rehash[grid](self.anchor, told, refused, len(tables), **shape)
         if int(refused):
             raise ShoalError(
                 f"[index] {int(refused)} keys found no place in {sum(after)} buckets. No key was lost; this should "

@@ -258,47 +258,36 @@ BEFORE_NEW = tl.constexpr(3)
 
 
 @triton.jit
-def _moved_table(before, bucket, tables, steps):
-    """Whose each bucket is: the last table that begins at or before it. `steps` halvings cover all tables."""
-    low = tl.zeros_like(bucket).to(tl.int32)
-    high = low + tables
-    while steps > 0:
-        middle = (low + high) // 2
-        reached = tl.load(before + middle) <= bucket
-        low = tl.where(reached, middle, low)
-        high = tl.where(reached, high, middle)
-        steps -= 1
-    return low
-
-
-@triton.jit(do_not_specialize=["tables", "steps"])
-def clear(anchor, moves, refused, tables, steps, BLOCK: tl.constexpr):
-    """Make the new buckets of all tables empty."""
-    columns = tables + 1
+def _moved_entries(moves, before, tables, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    """The entries of this program, whose row of counts is `before`: (whether there is one, its table, its bucket there,
+    its number in the bucket)."""
     lane = tl.arange(0, BLOCK)
     bucket = tl.program_id(0).to(tl.int64) * (BLOCK // ENTRIES) + lane // ENTRIES
-    live = bucket < tl.load(moves + BEFORE_NEW * columns + tables)
-    table = _moved_table(moves + BEFORE_NEW * columns, bucket, tables, steps)
-    within = bucket - tl.load(moves + BEFORE_NEW * columns + table)
-    at = (tl.load(moves + MOVED_TO * columns + table) + within * BUCKET_UNITS) * UNIT
-    word = anchor + at // 4 + lane % ENTRIES
+    begins = moves + before * (tables + 1)
+    live = bucket < tl.load(begins + tables)
+    table = feature_of(begins, bucket, 1, tables, STEPS)
+    return live, table, bucket - tl.load(begins + table), lane % ENTRIES
+
+
+@triton.jit(do_not_specialize=["tables"])
+def clear(anchor, moves, tables, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    """Make the new buckets of all tables empty."""
+    live, table, bucket, entry = _moved_entries(moves, BEFORE_NEW, tables, BLOCK, STEPS)
+    at = (tl.load(moves + MOVED_TO * (tables + 1) + table) + bucket * BUCKET_UNITS) * UNIT
+    word = anchor + at // 4 + entry
     # Keys too: what nobody wrote is nobody's to compare with.
-    tl.store(word, tl.zeros_like(lane), mask=live)
-    tl.store(word + ENTRIES, tl.zeros_like(lane), mask=live)
-    tl.store(word + FIRST_SLOT, tl.zeros_like(lane) + EMPTY, mask=live)
-    tl.store(word + FIRST_SLOT + STAMP_BEHIND_SLOT, tl.zeros_like(lane), mask=live)
+    tl.store(word, tl.zeros_like(entry), mask=live)
+    tl.store(word + ENTRIES, tl.zeros_like(entry), mask=live)
+    tl.store(word + FIRST_SLOT, tl.zeros_like(entry) + EMPTY, mask=live)
+    tl.store(word + FIRST_SLOT + STAMP_BEHIND_SLOT, tl.zeros_like(entry), mask=live)
 
 
-@triton.jit(do_not_specialize=["tables", "steps"])
-def rehash(anchor, moves, refused, tables, steps, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["tables"])
+def rehash(anchor, moves, refused, tables, BLOCK: tl.constexpr, STEPS: tl.constexpr):
     """The entries of tables' buckets into empty ones, each key once: no claims, only free entries to win."""
     columns = tables + 1
     lane = tl.arange(0, BLOCK)
-    bucket = tl.program_id(0).to(tl.int64) * (BLOCK // ENTRIES) + lane // ENTRIES
-    live = bucket < tl.load(moves + BEFORE_OLD * columns + tables)
-    table = _moved_table(moves + BEFORE_OLD * columns, bucket, tables, steps)
-    within = bucket - tl.load(moves + BEFORE_OLD * columns + table)
-    entry = lane % ENTRIES
+    live, table, within, entry = _moved_entries(moves, BEFORE_OLD, tables, BLOCK, STEPS)
     at = (tl.load(moves + MOVED_FROM * columns + table) + within * BUCKET_UNITS) * UNIT
     new_at = tl.load(moves + MOVED_TO * columns + table)
     begins = moves + BEFORE_NEW * columns + table
