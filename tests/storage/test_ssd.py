@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal import _native
-from shoal.errors import StorageError
+from shoal.errors import InputError, StorageError
 from shoal.storage import SsdStorage
 
 
@@ -103,3 +103,43 @@ def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path):
 def test_a_size_below_a_few_segments_is_refused(tmp_path):
     with pytest.raises(StorageError, match=r"need a store of \d+ bytes at least; got 4096. Raise Ssd\(size=\)"):
         SsdStorage(str(tmp_path / "rows"), 64, 4096)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "message"),
+    [
+        (
+            torch.arange(3),
+            torch.zeros(3, 32, dtype=torch.uint8),
+            r"rows must be uint8 \[3, 64\] on cpu; got .*\[3, 32\]",
+        ),
+        (torch.arange(3), torch.zeros(2, 64, dtype=torch.uint8), r"rows must be uint8 \[3, 64\]"),
+        (torch.arange(3), torch.zeros(3, 64), "rows must be uint8"),
+        (torch.arange(3, dtype=torch.int32), torch.zeros(3, 64, dtype=torch.uint8), r"keys must be int64 \[n\]"),
+        (torch.tensor([5, 1, 5]), torch.zeros(3, 64, dtype=torch.uint8), "keys must all be different"),
+    ],
+)
+def test_tensors_of_another_shape_are_refused(storage, keys, rows, message):
+    with pytest.raises(InputError, match=message):
+        storage.write(keys, rows)
+    assert len(storage) == 0
+
+
+def test_tensors_need_not_be_contiguous(storage):
+    keys = torch.arange(200)
+    storage.write(keys[::2], rows_of(keys)[::2])
+    rows, found = storage.read(keys.flip(0)[::3])
+    assert torch.equal(found, keys.flip(0)[::3] % 2 == 0)
+    assert torch.equal(rows[found], rows_of(keys.flip(0)[::3][found]))
+
+
+def test_settings_that_make_no_sense_are_refused(tmp_path):
+    for settings in ({"row_bytes": 0}, {"depth": 0}, {"io": "uring"}):
+        with pytest.raises(InputError, match=r"must be 1 or more|io is one of auto, io_uring, threads; got 'uring'"):
+            SsdStorage(str(tmp_path / "rows"), **{"row_bytes": 64, "size": 8 << 20, **settings})
+
+
+def test_a_closed_storage_says_so(storage):
+    storage.close()
+    with pytest.raises(StorageError, match="was closed"):
+        storage.read(torch.arange(2))

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from shoal import _native
+from shoal.errors import InputError, StorageError
 from shoal.storage.keyed import Storage
 
 _DEPTH = 128
+_IO = ("auto", "io_uring", "threads")
 
 
 class SsdStorage(Storage):
@@ -19,13 +21,37 @@ class SsdStorage(Storage):
     def __init__(
         self, directory: str, row_bytes: int, size: int, io: str = "auto", direct: bool = True, depth: int = _DEPTH
     ) -> None:
+        if row_bytes < 1 or depth < 1:
+            raise InputError(f"[ssd {directory}] row_bytes and depth must be 1 or more; got {row_bytes} and {depth}.")
+        if io not in _IO:
+            raise InputError(f"[ssd {directory}] io is one of {', '.join(_IO)}; got {io!r}.")
         self.row_bytes = row_bytes
+        self._directory = directory
         self._native: _native.SsdStore | None = _native.SsdStore.open(directory, row_bytes, size, direct, io, depth)
 
     @property
     def _store(self) -> _native.SsdStore:
-        assert self._native is not None, "a storage that was closed"
+        if self._native is None:
+            raise StorageError(f"[ssd {self._directory}] this storage was closed. Make another one.")
         return self._native
+
+    def _check(self, keys: Tensor, rows: Tensor | None = None) -> None:
+        """Raise InputError where tensors are not what the core reads them as."""
+        if keys.dtype != torch.int64 or keys.dim() != 1 or keys.device.type != "cpu":
+            raise InputError(
+                f"[ssd {self._directory}] keys must be int64 [n] on cpu; got {keys.dtype} {tuple(keys.shape)} on "
+                f"{keys.device}."
+            )
+        if rows is None:
+            return
+        wanted = (len(keys), self.row_bytes)
+        if rows.dtype != torch.uint8 or tuple(rows.shape) != wanted or rows.device.type != "cpu":
+            raise InputError(
+                f"[ssd {self._directory}] rows must be uint8 {list(wanted)} on cpu; got {rows.dtype} "
+                f"{list(rows.shape)} on {rows.device}."
+            )
+        if bool((keys.sort().values.diff() == 0).any()):
+            raise InputError(f"[ssd {self._directory}] keys must all be different; some come twice.")
 
     @property
     def capacity(self) -> int:
@@ -34,24 +60,28 @@ class SsdStorage(Storage):
 
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of keys, and whether each has one."""
+        self._check(keys)
         rows = torch.empty(len(keys), self.row_bytes, dtype=torch.uint8, device="cpu")
         found = torch.empty(len(keys), dtype=torch.bool, device="cpu")
-        self._store.read(keys, rows, found)
+        self._store.read(keys.contiguous(), rows, found)
         return rows, found
 
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row; nothing is read for it."""
+        self._check(keys)
         found = torch.empty(len(keys), dtype=torch.bool, device="cpu")
-        self._store.contains(keys, found)
+        self._store.contains(keys.contiguous(), found)
         return found
 
     def write(self, keys: Tensor, rows: Tensor) -> None:
         """Put rows in place of those that the keys had, if any."""
-        self._store.write(keys, rows)
+        self._check(keys, rows)
+        self._store.write(keys.contiguous(), rows.contiguous())
 
     def erase(self, keys: Tensor) -> int:
         """Remove the rows of keys; returns how many there were."""
-        return self._store.erase(keys)
+        self._check(keys)
+        return self._store.erase(keys.contiguous())
 
     def keys(self) -> Tensor:
         """Every key, in any order."""
