@@ -21,7 +21,7 @@ from shoal.config.optimizers import (
 from shoal.config.size import format_size, parse_size
 from shoal.config.table import Feature, Table
 from shoal.config.threads import get_num_threads, set_num_threads
-from shoal.config.tiers import Dram, Hbm
+from shoal.config.tiers import Dram, Hbm, MakeStorage, Ssd, Tier
 
 __all__ = [
     "SGD",
@@ -37,11 +37,14 @@ __all__ = [
     "Ftrl",
     "Hbm",
     "Init",
+    "MakeStorage",
     "Normal",
     "Optimizer",
     "PartialRowwiseAdam",
     "RowwiseAdagrad",
+    "Ssd",
     "Table",
+    "Tier",
     "Uniform",
     "Zeros",
     "debug",

@@ -8,7 +8,7 @@ import torch
 from shoal.config.checked import choice, integer, label, settle, value
 from shoal.config.init import Init, Uniform
 from shoal.config.optimizers import Column, Optimizer, RowwiseAdagrad
-from shoal.config.tiers import Dram, Hbm
+from shoal.config.tiers import Dram, Hbm, Ssd, Tier
 from shoal.errors import ConfigError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -44,7 +44,9 @@ class Table:
     pooling: how the rows of a bag become one: "sum", "mean", or "none" for a sequence.
     optimizer: how rows are updated; None for a table that is only read or assigned, whose rows carry no state.
     init: what a row's weights are born with.
-    tiers: where rows live, fastest first; None is the memory of the module's device, without limit.
+    tiers: where rows live, fastest first: Hbm, Dram and Ssd, any of them, in that order; None is the memory of the
+        module's device, without limit. The last one bounds the table. It may also be a storage of your own: what makes
+        it, such as a class, called with the bytes of a row.
     missing: what a key without a row reads as: "init", the row it would be born with, or "zero".
     dtype: the type of the weights: "float32", "float16" or "bfloat16", or torch's own names for them.
     buckets: parts the table is cut into to be placed on ranks; fixed for a table's life.
@@ -56,7 +58,7 @@ class Table:
     pooling: Literal["sum", "mean", "none"]
     optimizer: Optimizer | None
     init: Init
-    tiers: tuple[Dram | Hbm, ...] | None
+    tiers: tuple[Tier, ...] | None
     missing: Literal["init", "zero"]
     dtype: Dtype
     buckets: int
@@ -70,7 +72,7 @@ class Table:
         pooling: Literal["sum", "mean", "none"] = "sum",
         optimizer: Optimizer | None = RowwiseAdagrad(lr=0.01),  # noqa: B008 (frozen)
         init: Init = Uniform(-0.01, 0.01),  # noqa: B008 (frozen)
-        tiers: Sequence[Dram | Hbm] | None = None,
+        tiers: Sequence[Tier] | None = None,
         missing: Literal["init", "zero"] = "init",
         dtype: Dtype | torch.dtype = "float32",
         buckets: int = 4096,
@@ -126,19 +128,34 @@ def _features(where: str, given: Any) -> tuple[Feature, ...]:
     return tuple(features)
 
 
-def _tiers(where: str, given: Any) -> tuple[Dram | Hbm, ...]:
-    if isinstance(given, (str, Dram, Hbm)):
+_ORDER = (Hbm, Dram, Ssd)
+
+
+def _tiers(where: str, given: Any) -> tuple[Tier, ...]:
+    if isinstance(given, (str, *_ORDER)):
         raise ConfigError(
             f"[{where}] tiers: wanted a list; got {given!r}. Write tiers=[Dram('8GiB')] or tiers=[Hbm('8GiB')], say."
         )
     tiers = _items(where, "tiers", given)
+    ranks = []
     for tier in tiers:
-        if not isinstance(tier, (Dram, Hbm)):
-            raise ConfigError(f"[{where}] tiers: wanted tiers such as Dram('8GiB'); got {tier!r}.")
-    if len({type(tier) for tier in tiers}) < len(tiers):
+        if isinstance(tier, type) and tier in _ORDER:
+            raise ConfigError(f"[{where}] tiers: wanted tiers such as Dram('8GiB'); got the class {tier.__name__}.")
+        if not isinstance(tier, _ORDER) and not callable(tier):
+            raise ConfigError(
+                f"[{where}] tiers: wanted tiers such as Dram('8GiB'), or what makes a storage; got {tier!r}."
+            )
+        ranks.append(_ORDER.index(type(tier)) if isinstance(tier, _ORDER) else len(_ORDER) - 1)
+    if len(set(ranks)) < len(ranks):
         raise ConfigError(f"[{where}] tiers: wanted each kind of tier once; got {list(tiers)!r}.")
-    if len(tiers) > 1:
-        raise ConfigError(f"[{where}] tiers: wanted one tier, [Hbm(...)] or [Dram(...)]; got {list(tiers)!r}.")
+    if ranks != sorted(ranks):
+        raise ConfigError(f"[{where}] tiers: wanted them in the order Hbm, Dram, Ssd; got {list(tiers)!r}.")
+    for tier in tiers[:-1]:
+        if tier.size is None:
+            raise ConfigError(
+                f"[{where}] tiers: wanted a size for what has a tier below it, which would never be used; got "
+                f"{list(tiers)!r}. Write {type(tier).__name__}('8GiB'), say."
+            )
     return tiers
 
 
