@@ -29,12 +29,15 @@ PUBLIC = [
     "PartialRowwiseAdam",
     "RowwiseAdagrad",
     "SGD",
+    "Ssd",
+    "Storage",
     "Table",
     "Uniform",
     "Zeros",
     "debug",
     "errors",
     "get_num_threads",
+    "prefetch",
     "set_num_threads",
 ]
 

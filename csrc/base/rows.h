@@ -2,7 +2,7 @@
 //
 //   slot  = slab number << slot_bits | row in slab
 //   slab  = weights of every row (weight_bytes each), then the tails of every row (tail_bytes each)
-//   tail  = state floats, score (float64), flags (uint32)
+//   tail  = state floats, score (float64), flags and stamp (uint32)
 //
 // Weights lie apart from the rest because a lookup reads nothing else; score and flags lie with the state because an
 // update touches its line anyway.
@@ -25,6 +25,15 @@ enum Flag : uint32_t {
   kDirty = 2,    // differs from the tier below
   kErased = 4,   // its key is gone; the slot waits for a lease to end
 };
+
+// When a row was used last, by a clock of its table, in the bits above the flags: an update writes these anyway.
+static constexpr uint32_t kStampShift = 8;
+static constexpr uint32_t kFlagBits = (1u << kStampShift) - 1;
+inline uint32_t stamped(uint32_t flags, uint32_t clock) { return (flags & kFlagBits) | clock << kStampShift; }
+// How long ago that was. The clock comes round after 2^24 ticks.
+inline uint32_t age_of(uint32_t flags, uint32_t clock) {
+  return (clock - (flags >> kStampShift)) & (~0u >> kStampShift);
+}
 
 struct Rows {
   char* const* slabs = nullptr;

@@ -61,7 +61,23 @@ void bind_index(nb::module_& m) {
             const MissingKeys::Table& missing = nb::cast<const MissingKeys&>(self).tables().at(table);
             return nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>>(missing.keys, {size_t(missing.count)}, self);
           },
-          nb::arg("table"), "A view of one table's keys");
+          nb::arg("table"), "A view of one table's keys")
+      .def(
+          "count_after",
+          [](const MissingKeys& missing, size_t table, size_t parts) {
+            return parts == 0 ? 0 : missing.tables().at(table).count_after.at(parts - 1);
+          },
+          nb::arg("table"), nb::arg("parts"), "How many of them are in the first so many of the table's parts")
+      .def(
+          "positions",
+          [](const MissingKeys& missing, size_t table, Vector<const bool> of) {
+            const MissingKeys::Table& keys = missing.tables().at(table);
+            int64_t count = 0;
+            for (int64_t i = 0; i < keys.places_count; ++i) count += of.data()[keys.which[i]];
+            return count;
+          },
+          nb::arg("table"), nb::arg("of"), Released(),
+          "How many positions hold those of one table's keys that `of` has");
 
   nb::class_<Index>(m, "Index", "key -> slot for one table")
       .def(nb::init<>())

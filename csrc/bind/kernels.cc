@@ -97,12 +97,14 @@ void bind_kernels(nb::module_& m) {
           nb::arg("shrink"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("max_norm"))
       .def(
           "begin",
-          [](UpdateTable& table, double score, uint64_t step, float grad_scale) {
+          [](UpdateTable& table, double score, uint32_t clock, uint64_t step, float grad_scale) {
             table.score = score;
+            table.clock = clock;
             table.step = step;
             table.grad_scale = grad_scale;
           },
-          nb::arg("score"), nb::arg("step"), nb::arg("grad_scale"), "What the next backward has of its own");
+          nb::arg("score"), nb::arg("clock"), nb::arg("step"), nb::arg("grad_scale"),
+          "What the next backward has of its own");
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",
@@ -132,12 +134,12 @@ void bind_kernels(nb::module_& m) {
 
   m.def(
       "birth",
-      [](const Rows& rows, const Init& init, Vector<const float> state, double score, Vector<const int64_t> keys,
-         Vector<int32_t> slots, int threads) {
-        birth(rows, init, state.data(), score, keys.data(), slots_of(slots), int64_t(keys.shape(0)), threads);
+      [](const Rows& rows, const Init& init, Vector<const float> state, double score, uint32_t clock,
+         Vector<const int64_t> keys, Vector<int32_t> slots, int threads) {
+        birth(rows, init, state.data(), {score, clock}, keys.data(), slots_of(slots), int64_t(keys.shape(0)), threads);
       },
-      nb::arg("rows"), nb::arg("init"), nb::arg("state"), nb::arg("score"), nb::arg("keys"), nb::arg("slots"),
-      nb::arg("threads"), Released());
+      nb::arg("rows"), nb::arg("init"), nb::arg("state"), nb::arg("score"), nb::arg("clock"), nb::arg("keys"),
+      nb::arg("slots"), nb::arg("threads"), Released());
   m.def(
       "read_weights",
       [](const Rows& rows, const Init& missing, Vector<const int64_t> keys, Vector<int32_t> slots, Matrix<float> out,
@@ -177,6 +179,39 @@ void bind_kernels(nb::module_& m) {
         write_scores(rows, slots_of(slots), int64_t(slots.shape(0)), values.data());
       },
       nb::arg("rows"), nb::arg("slots"), nb::arg("values"), Released());
+  m.def("packed_bytes", &packed_bytes, nb::arg("rows"), "Bytes of a whole row: weights, state and score");
+  m.def(
+      "pack",
+      [](const Rows& rows, Vector<int32_t> slots, Matrix<uint8_t> out, int threads) {
+        pack(rows, slots_of(slots), int64_t(slots.shape(0)), reinterpret_cast<char*>(out.data()), threads);
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("out"), nb::arg("threads"), Released());
+  m.def(
+      "unpack",
+      [](const Rows& rows, Vector<int32_t> slots, Matrix<const uint8_t> values, uint32_t clock, int threads) {
+        unpack(rows, slots_of(slots), int64_t(slots.shape(0)), reinterpret_cast<const char*>(values.data()), clock,
+               threads);
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("values"), nb::arg("clock"), nb::arg("threads"), Released(),
+      "Whole rows to slots, where they are clean");
+  m.def(
+      "set_dirty",
+      [](const Rows& rows, Vector<int32_t> slots, bool dirty) {
+        (dirty ? set_flags : clear_flags)(rows, slots_of(slots), int64_t(slots.shape(0)), kDirty);
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("dirty"), Released());
+  m.def(
+      "is_dirty",
+      [](const Rows& rows, Vector<int32_t> slots, Vector<bool> out) {
+        for (size_t i = 0; i < slots.shape(0); ++i) out.data()[i] = rows.flags(rows.tail(slots_of(slots)[i])) & kDirty;
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("out"), Released());
+  m.def(
+      "stamp",
+      [](const Rows& rows, Vector<int32_t> slots, uint32_t clock) {
+        stamp(rows, slots_of(slots), int64_t(slots.shape(0)), clock);
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("clock"), Released());
   m.def(
       "mark_erased",
       [](const Rows& rows, Vector<int32_t> slots) {

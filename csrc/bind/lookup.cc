@@ -4,6 +4,7 @@
 #include "bind/bags.h"
 #include "index/batch.h"
 #include "kernels/rows_io.h"
+#include "lookup/victims.h"
 
 namespace shoal {
 
@@ -60,6 +61,7 @@ struct BoundLookup {
   std::vector<LookupPart> parts;
   std::vector<int64_t> columns;
   std::vector<Tally*> tallies;
+  std::vector<char> fetches;
 
   // `out` has `width` columns for all parts, or, if that is negative, the rows of one part behind the other's.
   std::vector<int64_t> run(BoundBags& batch, uintptr_t out, int64_t width, Dtype dtype, bool training, int threads) {
@@ -74,7 +76,7 @@ struct BoundLookup {
       feature.out = width < 0 ? at : reinterpret_cast<char*>(out) + columns[p] * bytes;
       feature.stride = width < 0 ? dim : width;
       at += (batch.range(feature.source, 0).end - batch.range(feature.source, 0).begin) * dim * bytes;
-      batch.parts[p].waits &= training;
+      batch.parts[p].waits &= training || fetches[p];
     }
     Found found = lookup(batch.parts, bags, batch.slots(), dtype, threads);
     batch.counts.clear();
@@ -86,6 +88,18 @@ struct BoundLookup {
     if (!batch.rest.empty()) return found.missing;
     batch.count();
     return {};
+  }
+
+  // Slots alone; how many keys each part lacks.
+  std::vector<int64_t> find_slots(BoundBags& batch, int threads) const {
+    std::vector<KeyRange> ranges;
+    for (const LookupPart& part : parts) {
+      ranges.push_back(batch.range(part.feature.source, part.feature.copy));
+      ranges.back().index = part.index;
+    }
+    std::vector<int64_t> missing(parts.size());
+    find(ranges, {batch.bags().keys, batch.bags().narrow_keys}, batch.slots(), missing.data(), threads);
+    return missing;
   }
 };
 
@@ -99,7 +113,41 @@ MissingKeys missing_keys(BoundBags& batch, const std::vector<std::vector<std::tu
 
 }  // namespace
 
+static void bind_victims(nb::module_& m) {
+  nb::class_<Pins>(m, "Pins", "Slots of one table's rows that must stay")
+      .def(nb::init<const Rows&>(), nb::arg("rows"))
+      .def(
+          "add", [](Pins& pins, Vector<int32_t> slots) { pins.add(slots_of(slots), int64_t(slots.shape(0))); },
+          nb::arg("slots"), Released())
+      .def(
+          "has",
+          [](const Pins& pins, Vector<int32_t> slots) {
+            auto* has = new bool[slots.shape(0)];
+            for (size_t i = 0; i < slots.shape(0); ++i) has[i] = pins.has(slots_of(slots)[i]);
+            nb::capsule owner(has, [](void* p) noexcept { delete[] static_cast<bool*>(p); });
+            return nb::ndarray<nb::pytorch, bool, nb::ndim<1>>(has, {slots.shape(0)}, owner);
+          },
+          nb::arg("slots"), "Whether each is pinned")
+      .def_prop_ro("count", &Pins::count);
+  nb::class_<Victims>(m, "Victims", "Which rows leave memory when others need their place")
+      .def(nb::init<>())
+      .def(
+          "choose",
+          [](Victims& victims, const Index& index, const Rows& rows, uint32_t clock, const Pins& pins, int64_t n) {
+            Victims::Chosen chosen;
+            {
+              nb::gil_scoped_release released;
+              chosen = victims.choose(index, rows, clock, pins, n);
+            }
+            std::vector<int32_t> slots(chosen.slots.begin(), chosen.slots.end());
+            return std::make_tuple(to_tensor(std::move(chosen.keys)), to_tensor(std::move(slots)), chosen.dirty);
+          },
+          nb::arg("index"), nb::arg("rows"), nb::arg("clock"), nb::arg("pins"), nb::arg("n"),
+          "(keys, slots, how many of the first are dirty) of up to n rows that are not pinned");
+}
+
 void bind_lookup(nb::module_& m) {
+  bind_victims(m);
   nb::class_<Tally>(m, "Tally", "Keys looked up, and those that had a row")
       .def(nb::init<>())
       .def_prop_ro("lookups", [](const Tally& tally) { return tally.lookups.load(); })
@@ -145,21 +193,41 @@ void bind_lookup(nb::module_& m) {
             touch(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, score);
           },
           nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("score"), Released(),
-          "Raise the scores of one part's rows");
+          "Raise the scores of one part's rows")
+      .def(
+          "stamp",
+          [](BoundBags& self, const Rows& rows, int64_t source, int64_t copy, uint32_t clock) {
+            KeyRange keys = self.range(source, copy);
+            stamp(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, clock);
+          },
+          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("clock"), Released(),
+          "Say that one part's rows were used now")
+      .def(
+          "pin",
+          [](BoundBags& self, Pins& pins, int64_t source, int64_t copy) {
+            KeyRange keys = self.range(source, copy);
+            pins.add(self.slots() + keys.shift + keys.begin, keys.end - keys.begin);
+          },
+          nb::arg("pins"), nb::arg("source"), nb::arg("copy"), Released(), "Pin one part's rows");
 
   nb::class_<BoundLookup>(m, "Lookup", "The features of a batch, and how each reads its table")
       .def(nb::init<>())
       .def(
           "add",
           [](BoundLookup& self, const Index& index, const Rows& rows, Tally& tally, int64_t source, int64_t copy,
-             Pooling pooling, bool silent, const Init& missing, int64_t column, bool trains) {
-            self.parts.push_back({&index, {&rows, source, pooling, silent, missing, nullptr, 0, copy}, trains});
+             Pooling pooling, bool silent, const Init& missing, int64_t column, bool trains, bool fetches) {
+            const bool waits = trains || fetches;
+            self.parts.push_back({&index, {&rows, source, pooling, silent, missing, nullptr, 0, copy}, waits});
+            self.fetches.push_back(fetches);
             self.columns.push_back(column);
             self.tallies.push_back(&tally);
           },
           nb::arg("index"), nb::arg("rows"), nb::arg("tally"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"),
-          nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"), nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+          nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"), nb::arg("fetches"),
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+          "`trains`: in training keys without a row get one; `fetches`: they may have one below")
+      .def("find", &BoundLookup::find_slots, nb::arg("bags"), nb::arg("threads"), Released(),
+           "Slots alone; how many keys each part lacks")
       .def("run", &BoundLookup::run, nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
            nb::arg("training"), nb::arg("threads"), Released(),
            "Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks");

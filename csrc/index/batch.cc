@@ -76,7 +76,7 @@ size_t total(const std::vector<Share>& shares) {
 void collect(const std::vector<KeyRange>& ranges, Keys keys, const uint32_t* slots, uint32_t* set, uint64_t capacity,
              MissingKeys::Table* table) {
   std::fill(set, set + capacity, kNoSlot);
-  for (const KeyRange& range : ranges)
+  for (const KeyRange& range : ranges) {
     for (int64_t i = range.begin; i < range.end; ++i) {
       if (slots[range.shift + i] != kNoSlot) continue;
       int64_t key = keys[i];
@@ -89,6 +89,8 @@ void collect(const std::vector<KeyRange>& ranges, Keys keys, const uint32_t* slo
       table->places[table->places_count] = range.shift + i;
       table->which[table->places_count++] = set[at];
     }
+    table->count_after.push_back(table->count);
+  }
 }
 
 }  // namespace

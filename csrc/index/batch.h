@@ -40,8 +40,9 @@ class MissingKeys {
     int64_t count = 0;         // distinct keys
     int64_t places_count = 0;  // positions that hold them
     int64_t* keys = nullptr;
-    int64_t* places = nullptr;  // where the slots of the positions are
-    uint32_t* which = nullptr;  // the slot at places[i] is that of keys[which[i]]
+    int64_t* places = nullptr;         // where the slots of the positions are
+    uint32_t* which = nullptr;         // the slot at places[i] is that of keys[which[i]]
+    std::vector<int64_t> count_after;  // by range: distinct keys of it and those before
   };
   const std::vector<Table>& tables() const { return tables_; }
   // Gives every position of a table the slot of its key.

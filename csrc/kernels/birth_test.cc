@@ -37,7 +37,7 @@ std::vector<float> born(const Init& init, const std::vector<int64_t>& keys, int3
   std::vector<uint32_t> slots = take(store, keys.size());
   std::vector<float> out(keys.size() * static_cast<size_t>(dim));
   int64_t n = static_cast<int64_t>(keys.size());
-  birth(store.rows(), init, nullptr, 0.0, keys.data(), slots.data(), n, 2);
+  birth(store.rows(), init, nullptr, {}, keys.data(), slots.data(), n, 2);
   read_weights(store.rows(), {}, keys.data(), slots.data(), n, out.data(), 2);
   // Who reads a missing row sees the same.
   std::vector<uint32_t> none(keys.size(), kNoSlot);
@@ -165,15 +165,17 @@ void a_birth_sets_state_score_and_flags() {
   }
   const float state[3] = {1.0f, 2.0f, 3.0f};
   for (int threads : {1, 3}) {
-    birth(rows, {InitKind::constant, 4.0f, 0.0f, 0}, state, 17.0 + threads, keys.data(), slots.data(), kRows, threads);
+    birth(rows, {InitKind::constant, 4.0f, 0.0f, 0}, state, {17.0 + threads, 9}, keys.data(), slots.data(), kRows,
+          threads);
     for (uint32_t slot : slots) {
       char* tail = rows.tail(slot);
       CHECK(rows.state(tail)[0] == 1.0f && rows.state(tail)[1] == 2.0f && rows.state(tail)[2] == 3.0f, slot);
-      CHECK(rows.score(tail) == 17.0 + threads && rows.flags(tail) == (kChanged | kDirty), slot, rows.flags(tail));
+      CHECK(rows.score(tail) == 17.0 + threads && rows.flags(tail) == stamped(kChanged | kDirty, 9), slot,
+            rows.flags(tail));
       for (int i = 0; i < 7; ++i) CHECK(reinterpret_cast<float*>(rows.weights(slot))[i] == 4.0f, slot, i);
     }
   }
-  birth(rows, {}, state, 0.0, nullptr, nullptr, 0, 2);
+  birth(rows, {}, state, {}, nullptr, nullptr, 0, 2);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ std::unique_ptr<DramStore> filled(int32_t dim, Dtype dtype) {
   CHECK(store->reserve(kRows).ok());
   store->take(slots.data(), kRows);
   const float state = 0;
-  birth(store->rows(), {InitKind::normal, 0.0f, 1.0f, 5}, &state, 0, keys.data(), slots.data(), kRows, 1);
+  birth(store->rows(), {InitKind::normal, 0.0f, 1.0f, 5}, &state, {}, keys.data(), slots.data(), kRows, 1);
   return store;
 }
 

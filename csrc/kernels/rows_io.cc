@@ -1,6 +1,8 @@
 #include "kernels/rows_io.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -17,12 +19,12 @@ static void by_task(int64_t n, int threads, const Body& body) {
       [&](int64_t task) { body(task * kRowsPerTask, std::min(kRowsPerTask, n - task * kRowsPerTask)); });
 }
 
-void birth(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,
+void birth(const Rows& rows, const Init& init, const float* state, const Birth& at, const int64_t* keys,
            const uint32_t* slots, int64_t n, int threads) {
   const RowsKernel& kernel = rows_kernel();
   by_task(n, threads, [&](int64_t from, int64_t count) {
     auto scratch = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows.dim));
-    kernel.birth(rows, init, state, score, keys + from, slots + from, count, scratch.get());
+    kernel.birth(rows, init, state, at, keys + from, slots + from, count, scratch.get());
   });
 }
 
@@ -65,6 +67,45 @@ void write_scores(const Rows& rows, const uint32_t* slots, int64_t n, const doub
 
 void set_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags) {
   for (int64_t i = 0; i < n; ++i) rows.flags(rows.tail(slots[i])) |= flags;
+}
+
+void clear_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags) {
+  for (int64_t i = 0; i < n; ++i) rows.flags(rows.tail(slots[i])) &= ~flags;
+}
+
+int64_t packed_bytes(const Rows& rows) { return rows.weight_bytes + 4 * int64_t{rows.state_floats} + 8; }
+
+void pack(const Rows& rows, const uint32_t* slots, int64_t n, char* out, int threads) {
+  const size_t weights = size_t(rows.weight_bytes), rest = size_t(packed_bytes(rows)) - weights;
+  by_task(n, threads, [&](int64_t from, int64_t count) {
+    char* at = out + from * int64_t(weights + rest);
+    for (int64_t i = from; i < from + count; ++i, at += weights + rest) {
+      std::memcpy(at, rows.weights(slots[i]), weights);
+      std::memcpy(at + weights, rows.tail(slots[i]), rest);
+    }
+  });
+}
+
+void unpack(const Rows& rows, const uint32_t* slots, int64_t n, const char* in, uint32_t clock, int threads) {
+  const size_t weights = size_t(rows.weight_bytes), rest = size_t(packed_bytes(rows)) - weights;
+  by_task(n, threads, [&](int64_t from, int64_t count) {
+    const char* at = in + from * int64_t(weights + rest);
+    for (int64_t i = from; i < from + count; ++i, at += weights + rest) {
+      char* tail = rows.tail(slots[i]);
+      std::memcpy(rows.weights(slots[i]), at, weights);
+      std::memcpy(tail, at + weights, rest);
+      rows.flags(tail) = stamped(0, clock);
+    }
+  });
+}
+
+void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] == kNoSlot) continue;
+    std::atomic_ref<uint32_t> flags(rows.flags(rows.tail(slots[i])));
+    const uint32_t before = flags.load(std::memory_order_relaxed);
+    if (stamped(before, clock) != before) flags.store(stamped(before, clock), std::memory_order_relaxed);
+  }
 }
 
 void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score) {

@@ -9,8 +9,14 @@
 
 namespace shoal {
 
-// Rows of new keys: first weights, state as `state` [state_floats], the score, flagged changed and dirty.
-void birth(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,
+// When rows are born.
+struct Birth {
+  double score = 0;
+  uint32_t clock = 0;
+};
+
+// Rows of new keys: first weights, state as `state` [state_floats], score and stamp, flagged changed and dirty.
+void birth(const Rows& rows, const Init& init, const float* state, const Birth& at, const int64_t* keys,
            const uint32_t* slots, int64_t n, int threads);
 
 // out[i] = the weights at slots[i] as floats; a missing one (kNoSlot) is born from keys[i].
@@ -28,11 +34,20 @@ void write_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t fro
 void read_scores(const Rows& rows, const uint32_t* slots, int64_t n, double* out);
 void write_scores(const Rows& rows, const uint32_t* slots, int64_t n, const double* in);
 void set_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags);
+void clear_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags);
+
+// Whole rows as bytes, one behind the other: weights, state, score. What a row is below memory.
+int64_t packed_bytes(const Rows& rows);
+void pack(const Rows& rows, const uint32_t* slots, int64_t n, char* out, int threads);
+// To slots, where they are clean, and stamped.
+void unpack(const Rows& rows, const uint32_t* slots, int64_t n, const char* in, uint32_t clock, int threads);
+// Stamps rows in use. Readers may do it beside each other.
+void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock);
 // Raises the scores of rows in use to `score`.
 void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score);
 
 struct RowsKernel {
-  void (*birth)(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,
+  void (*birth)(const Rows& rows, const Init& init, const float* state, const Birth& at, const int64_t* keys,
                 const uint32_t* slots, int64_t n, float* scratch);
   void (*read_weights)(const Rows& rows, const Init& missing, const int64_t* keys, const uint32_t* slots, int64_t n,
                        float* out);

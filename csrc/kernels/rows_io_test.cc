@@ -20,7 +20,7 @@ struct Table {
     store.take(slots.data(), n);
     for (int64_t i = 0; i < n; ++i) keys.push_back(100 * i - 7);
     const float state[3] = {0.0f, 1.0f, 2.0f};
-    birth(store.rows(), {}, state, 5.0, keys.data(), slots.data(), n, 1);
+    birth(store.rows(), {}, state, {5.0, 0}, keys.data(), slots.data(), n, 1);
     for (uint32_t slot : slots) flags(slot) = 0;
   }
   const Rows& rows() const { return store.rows(); }

@@ -8,7 +8,7 @@ namespace shoal {
 using namespace SHOAL_ISA;
 namespace {
 
-void birth_rows(const Rows& rows, const Init& init, const float* state, double score, const int64_t* keys,
+void birth_rows(const Rows& rows, const Init& init, const float* state, const Birth& at, const int64_t* keys,
                 const uint32_t* slots, int64_t n, float* scratch) {
   for (int64_t i = 0; i < n; ++i) {
     char* weights = rows.weights(slots[i]);
@@ -20,8 +20,8 @@ void birth_rows(const Rows& rows, const Init& init, const float* state, double s
     }
     char* tail = rows.tail(slots[i]);
     for (int32_t j = 0; j < rows.state_floats; ++j) rows.state(tail)[j] = state[j];
-    rows.set_score(tail, score);
-    rows.flags(tail) = kChanged | kDirty;
+    rows.set_score(tail, at.score);
+    rows.flags(tail) = stamped(kChanged | kDirty, at.clock);
   }
 }
 

@@ -46,6 +46,7 @@ struct UpdateTable {
   float max_norm = 0;
   float grad_scale = 1;
   double score = 0;
+  uint32_t clock = 0;
   uint64_t step = 0;
   uint64_t rounding_stream = 0;
 };

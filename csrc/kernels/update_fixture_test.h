@@ -25,7 +25,7 @@ struct Table {
     store.take(slots.data(), n);
     for (int64_t i = 0; i < n; ++i) keys.push_back(i);
     std::vector<float> state(static_cast<size_t>(state_floats), 0.1f);
-    birth(rows(), {InitKind::uniform, -1.0f, 2.0f, 5}, state.data(), 0, keys.data(), slots.data(), n, 1);
+    birth(rows(), {InitKind::uniform, -1.0f, 2.0f, 5}, state.data(), {}, keys.data(), slots.data(), n, 1);
     for (uint32_t slot : slots) rows().flags(rows().tail(slot)) = 0;
   }
   const Rows& rows() const { return store.rows(); }

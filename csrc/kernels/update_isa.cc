@@ -238,7 +238,7 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
     if (!is_f32)
       store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream, bags.key(pairs.low(at)), table.step);
     if (rows.score(tail) < table.score) rows.set_score(tail, table.score);
-    rows.flags(tail) |= kChanged | kDirty;
+    rows.flags(tail) = stamped(rows.flags(tail) | kChanged | kDirty, table.clock);
     ++counts.rows;
   }
   return counts;

@@ -73,7 +73,7 @@ void insert_missing(Table& table, Batch& batch) {
   table.store.take(slots.data(), n);
   CHECK(table.index.insert(missing.keys, slots.data(), n).ok());
   const float state = 0;
-  birth(table.store.rows(), kInit, &state, 0, missing.keys, slots.data(), n, 2);
+  birth(table.store.rows(), kInit, &state, {}, missing.keys, slots.data(), n, 2);
   all.fill(0, slots.data(), batch.slots.data());
 }
 

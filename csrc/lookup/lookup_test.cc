@@ -31,7 +31,7 @@ struct Table {
     CHECK(store.reserve(n).ok() && index.reserve(n).ok());
     store.take(slots.data(), n);
     CHECK(index.insert(keys.data(), slots.data(), n).ok());
-    birth(store.rows(), kInit, nullptr, 0, keys.data(), slots.data(), n, 1);
+    birth(store.rows(), kInit, nullptr, {}, keys.data(), slots.data(), n, 1);
     return slots;
   }
 };

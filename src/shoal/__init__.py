@@ -16,6 +16,7 @@ from shoal.config import (
     Normal,
     PartialRowwiseAdam,
     RowwiseAdagrad,
+    Ssd,
     Table,
     Uniform,
     Zeros,
@@ -24,6 +25,8 @@ from shoal.config import (
     set_num_threads,
 )
 from shoal.modules import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from shoal.prefetch import prefetch
+from shoal.storage import Storage
 
 __version__ = "0.1.0"
 
@@ -47,11 +50,14 @@ __all__ = [
     "Normal",
     "PartialRowwiseAdam",
     "RowwiseAdagrad",
+    "Ssd",
+    "Storage",
     "Table",
     "Uniform",
     "Zeros",
     "debug",
     "errors",
     "get_num_threads",
+    "prefetch",
     "set_num_threads",
 ]

@@ -177,6 +177,12 @@ class MissingKeys:
     def keys(self, table: int) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
         """A view of one table's keys"""
 
+    def count_after(self, table: int, parts: int) -> int:
+        """How many of them are in the first so many of the table's parts"""
+
+    def positions(self, table: int, of: Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+        """How many positions hold those of one table's keys that `of` has"""
+
 class Index:
     """key -> slot for one table"""
 
@@ -268,7 +274,7 @@ class UpdateTable:
 
     def set(self, optimizer: Optimizer, reduce: Reduce, lr: float, settings: Sequence[float], weight_decay: float, shrink: float, clip_value: float, clip_norm: float, max_norm: float) -> None: ...
 
-    def begin(self, score: float, step: int, grad_scale: float) -> None:
+    def begin(self, score: float, clock: int, step: int, grad_scale: float) -> None:
         """What the next backward has of its own"""
 
 class UpdateFeature:
@@ -285,7 +291,7 @@ def weight_gradients(rows: Sequence[Rows], features: Sequence[UpdateFeature], gr
 
 def all_finite(address: int, rows: int, columns: int, stride: int, threads: int) -> bool: ...
 
-def birth(rows: Rows, init: Init, state: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], score: float, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
+def birth(rows: Rows, init: Init, state: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], score: float, clock: int, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
 
 def read_weights(rows: Rows, missing: Init, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu')], threads: int) -> None: ...
 
@@ -299,7 +305,44 @@ def read_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', s
 
 def write_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
+def packed_bytes(rows: Rows) -> int:
+    """Bytes of a whole row: weights, state and score"""
+
+def pack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')], threads: int) -> None: ...
+
+def unpack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)], clock: int, threads: int) -> None:
+    """Whole rows to slots, where they are clean"""
+
+def set_dirty(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], dirty: bool) -> None: ...
+
+def is_dirty(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+def stamp(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], clock: int) -> None: ...
+
 def mark_erased(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+class Pins:
+    """Slots of one table's rows that must stay"""
+
+    def __init__(self, rows: Rows) -> None: ...
+
+    def add(self, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def has(self, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> Annotated[torch.Tensor, dict(dtype='bool', shape=(None,))]:
+        """Whether each is pinned"""
+
+    @property
+    def count(self) -> int: ...
+
+class Victims:
+    """Which rows leave memory when others need their place"""
+
+    def __init__(self) -> None: ...
+
+    def choose(self, index: Index, rows: Rows, clock: int, pins: Pins, n: int) -> tuple[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))], Annotated[torch.Tensor, dict(dtype='int32', shape=(None,))], int]:
+        """
+        (keys, slots, how many of the first are dirty) of up to n rows that are not pinned
+        """
 
 class Tally:
     """Keys looked up, and those that had a row"""
@@ -339,12 +382,24 @@ class Bags:
     def touch(self, rows: Rows, source: int, copy: int, score: float) -> None:
         """Raise the scores of one part's rows"""
 
+    def stamp(self, rows: Rows, source: int, copy: int, clock: int) -> None:
+        """Say that one part's rows were used now"""
+
+    def pin(self, pins: Pins, source: int, copy: int) -> None:
+        """Pin one part's rows"""
+
 class Lookup:
     """The features of a batch, and how each reads its table"""
 
     def __init__(self) -> None: ...
 
-    def add(self, index: Index, rows: Rows, tally: Tally, source: int, copy: int, pooling: Pooling, silent: bool, missing: Init, column: int, trains: bool) -> None: ...
+    def add(self, index: Index, rows: Rows, tally: Tally, source: int, copy: int, pooling: Pooling, silent: bool, missing: Init, column: int, trains: bool, fetches: bool) -> None:
+        """
+        `trains`: in training keys without a row get one; `fetches`: they may have one below
+        """
+
+    def find(self, bags: Bags, threads: int) -> list[int]:
+        """Slots alone; how many keys each part lacks"""
 
     def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, threads: int) -> list[int]:
         """

@@ -1,7 +1,7 @@
 """A table and the features that read and train it."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from shoal.config.tiers import Dram, Hbm, Ssd, Tier
 from shoal.errors import ConfigError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
+TierT = TypeVar("TierT", Hbm, Dram, Ssd)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -100,6 +101,10 @@ class Table:
     def feature_names(self) -> tuple[str, ...]:
         """The names of the features, in order."""
         return tuple(feature.name for feature in self.features)
+
+    def tier(self, kind: type[TierT]) -> TierT | None:
+        """The tier of that kind, if there is one."""
+        return next((tier for tier in self.tiers or () if isinstance(tier, kind)), None)
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -15,7 +15,7 @@ from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import load_content, save_content, state_names
 from shoal.modules.torchrec import looks_like_config, table_of
-from shoal.table import TableHandle, content_bytes, open_group, registry
+from shoal.table import Staging, TableHandle, TableStats, content_bytes, open_group, registry
 
 _counter = itertools.count()
 
@@ -123,6 +123,15 @@ class Collection(nn.Module):
             for config, handle in zip(self._configs, self.tables().values(), strict=True)
         )
 
+    def stats(self) -> dict[str, TableStats]:
+        """What every table holds and did, tier by tier, by name."""
+        return {name: handle.stats() for name, handle in self.tables().items()}
+
+    def stage(self, features: Any) -> Staging | None:
+        """Begin to bring the rows of a batch to the top tier, ahead of its lookup: what `shoal.prefetch` does."""
+        features = features_of(type(self).__name__, features)
+        return self._group.stage(list(features.keys()), features.values(), features.offsets())
+
     # ---- beside the rest of torch
 
     @property
@@ -211,7 +220,7 @@ class Collection(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        with self._group.reading():
+        with self._group.reading_all():
             wanted = sum(content_bytes(table.config, len(table)) for table in self._group.tables)
             if wanted > self.state_dict_limit:
                 raise StateDictError(
@@ -267,7 +276,7 @@ class Collection(nn.Module):
             if attribute not in own:
                 made.__dict__[attribute] = copy.deepcopy(value, memo)
         made._open(None, self._group.seed)
-        with self._group.reading():
+        with self._group.reading_all():
             contents = {n: table.content() for n, table in enumerate(self._group.tables)}
         with made._group.writing():
             made._group.replace(contents)

@@ -15,11 +15,17 @@ _DTYPES = {
 }
 
 
+def _cut(packed: Tensor, first: int, size: int) -> Tensor:
+    """Some bytes of every row, in memory of their own: aligned for any type."""
+    return packed[:, first : first + size].clone(memory_format=torch.contiguous_format)
+
+
 class DramStorage:
     """Rows of one table in slabs of host memory. Growing moves no row; `compact` does, when asked."""
 
     def __init__(self, dim: int, dtype: str, columns: Sequence[Column]) -> None:
         self.dim = dim
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self.columns = tuple(columns)
         self._at: dict[str, int] = {}
         width = 0
@@ -89,6 +95,51 @@ class DramStorage:
     def write_scores(self, slots: Tensor, scores: Tensor) -> None:
         """Scores from float64 [n]."""
         _native.write_scores(self.rows, slots, scores)
+
+    # ---- whole rows, as they are below memory: weights, state, score
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of a whole row."""
+        return _native.packed_bytes(self.rows)
+
+    def pack(self, slots: Tensor) -> Tensor:
+        """Whole rows, uint8 [n, packed_bytes]."""
+        out = torch.empty(len(slots), self.packed_bytes, dtype=torch.uint8, device="cpu")
+        _native.pack(self.rows, slots, out, get_num_threads())
+        return out
+
+    def unpack(self, slots: Tensor, packed: Tensor, clock: int) -> None:
+        """Put whole rows at slots, where they are clean and were used at `clock`."""
+        _native.unpack(self.rows, slots, packed, clock, get_num_threads())
+
+    def unpacked_weights(self, packed: Tensor) -> Tensor:
+        """Weights as float32 [n, dim]."""
+        size = self.dim * self._dtype.itemsize
+        return _cut(packed, 0, size).view(self._dtype).to(torch.float32)
+
+    def unpacked_state(self, column: Column, packed: Tensor) -> Tensor:
+        """A state column, [n, width]."""
+        first = self.dim * self._dtype.itemsize + 4 * self._at[column.name]
+        return _cut(packed, first, 4 * column.width).view(torch.float32)
+
+    def unpacked_scores(self, packed: Tensor) -> Tensor:
+        """Scores, float64 [n]."""
+        return _cut(packed, packed.shape[1] - 8, 8).view(torch.float64)[:, 0]
+
+    def set_dirty(self, slots: Tensor, dirty: bool) -> None:
+        """Say whether rows differ from what is below memory."""
+        _native.set_dirty(self.rows, slots, dirty)
+
+    def is_dirty(self, slots: Tensor) -> Tensor:
+        """Whether each row differs from what is below memory."""
+        out = torch.empty(len(slots), dtype=torch.bool, device="cpu")
+        _native.is_dirty(self.rows, slots, out)
+        return out
+
+    def stamp(self, slots: Tensor, clock: int) -> None:
+        """Say that rows were used at `clock`."""
+        _native.stamp(self.rows, slots, clock)
 
     def mark_erased(self, slots: Tensor) -> None:
         """Flag rows whose key is gone, so that a gradient on its way to them is dropped."""

@@ -32,6 +32,10 @@ class Storage(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    def clear(self) -> None:
+        """Remove every row."""
+        self.erase(self.keys())
+
     def flush(self) -> None:  # noqa: B027 (most have nothing to do)
         """Be done with what was written."""
 

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Constant, Normal, Table, Uniform, Zeros, format_size
+from shoal.config import Constant, Hbm, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError
 from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids
 from shoal.ops.apply.triton import COUNT_COLUMNS
@@ -37,7 +37,8 @@ _LEAST_GROWTH = 1024  # rows
 
 
 def _budget(config: Table) -> int | None:
-    return config.tiers[0].bytes if config.tiers else None
+    hbm = config.tier(Hbm)
+    return None if hbm is None else hbm.bytes
 
 
 def signed(word: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.config import Column
+from shoal.config import Column, Hbm
 from shoal.errors import CapacityError
 from shoal.metrics import Counters
 from shoal.storage.hbm import ERASED_FLAG
@@ -174,7 +174,7 @@ class DeviceTable:
             bytes=index_bytes + storage_bytes,
             index_bytes=index_bytes,
             storage_bytes=storage_bytes,
-            budget_bytes=None if not self.config.tiers else self.config.tiers[0].bytes,
+            budget_bytes=None if (hbm := self.config.tier(Hbm)) is None else hbm.bytes,
             step=self.step,
             counters=self.counters.snapshot() | self._rows.counted(self._number) | {"steps": self.step},
         )

@@ -6,7 +6,7 @@ table/host_group.py, where they are in device memory table/device_group.py.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -87,6 +87,17 @@ class _Held:
                 f"Table(tiers=[{tier}(...)])."
             )
         raise OutOfMemoryError(f"[{self._group.name}] {text}") from error
+
+
+class Staging(Protocol):
+    """A batch whose rows come to the top tier ahead of its lookup. It changes no result."""
+
+    def bring(self, may_wait: Callable[[], bool]) -> None:
+        """Bring them. `may_wait`, asked where batches hold all of the tier, waits for a while and says whether to try
+        again; where not, the lookup brings them."""
+
+    def release(self) -> None:
+        """It is not needed any more: its rows may leave."""
 
 
 class LossScale(Protocol):
@@ -189,6 +200,13 @@ class Group(ABC):
     def reading(self) -> "_Held":
         """Beside other readers: rows as they are between steps."""
         return _Held(self, alone=False)
+
+    def reading_all(self) -> "_Held":
+        """The same where scores are looked at: those of forwards that were dropped are raised first."""
+        if self._leases.has_ended:
+            with self.writing():
+                pass
+        return self.reading()
 
     def writing(self) -> "_Held":
         """Alone."""
@@ -317,6 +335,10 @@ class Group(ABC):
         the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor; of
         `lookup_each` one [keys, dim] tensor for each part of the plan, or one [size] tensor for all.
         """
+
+    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> Staging | None:
+        """Begin to bring the rows of a batch to the top tier, ahead of its lookup; None where they cannot be below."""
+        return None
 
     @abstractmethod
     def _make_plan(self, names: tuple[str, ...]) -> Any: ...

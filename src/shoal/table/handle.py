@@ -62,7 +62,7 @@ class TableHandle:
     def scores(self, keys: Tensor | Sequence[int]) -> Tensor:
         """The score of each key, float64; NaN for one without a row."""
         wanted = self._keys("scores", keys)
-        with self._group.reading():
+        with self._group.reading_all():
             return self._table.scores(wanted)
 
     def assign(self, keys: Tensor | Sequence[int], rows: Tensor) -> None:

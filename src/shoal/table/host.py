@@ -1,7 +1,8 @@
 """One table in host memory: an index, a storage, an optimizer's settings and what happened so far."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,22 +11,45 @@ from torch import Tensor
 from shoal import _native, optim
 from shoal.config import Dram, Table, format_size
 from shoal.errors import CapacityError
-from shoal.index import NO_SLOT, HostIndex, insert
+from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.ops.birth import birth, native_init
 from shoal.storage import DramStorage
-from shoal.table.content import TableContent, TableStats
+from shoal.table.arrivals import Arrivals, arriving
+from shoal.table.below import Below, Staged
+from shoal.table.content import TableContent, TableStats, TierStats
 
 # Compaction looks at this many buckets for each row that was erased or each key of a batch: it ends within the calls
 # that made it necessary, and none of them waits for much more than its own work.
 _BUCKETS_PER_ERASE = 4
 _LEAST_BUCKETS = 1024
+# What a table without Dram among its tiers has of memory to work in.
+_WORKING_BYTES = 64 << 20
+# A full bucket at the end of an index passes keys on to some behind it.
+_SPILL_BYTES = 512
+# Rows leave memory some at a time, so that they are written in large pieces: this many, or a part of the table.
+_LEAVE_TOGETHER = 4096
+_LEAVING_PART = 64
+_WRITE_BYTES = 8 << 20
+# Keys of a call that go through memory together, as a part of what it holds.
+_CHUNK_PART = 4
+
+
+@dataclass(eq=False)
+class Leaving:
+    """Rows that are about to leave memory: they were chosen, and those that had changed are being written."""
+
+    keys: Tensor
+    slots: Tensor
+    dirty: int  # the first so many
+    packed: Sequence[Tensor]  # their rows, in pieces
+    is_written: bool = False
 
 
 class HostTable:
-    """Rows of one table in host memory. Its group's lock covers every method."""
+    """Rows of one table in host memory, and below it. Its group's lock covers every method."""
 
-    def __init__(self, config: Table, seed: int) -> None:
+    def __init__(self, config: Table, seed: int, folder: str = "") -> None:
         self.config = config
         self.step = 0
         self.counters = Counters()
@@ -38,22 +62,37 @@ class HostTable:
         self.init = native_init(config.init, stream)
         self.missing = self.init if config.missing == "init" else _native.Init(_native.InitKind.zeros)
         self.optimizer_hyper: Mapping[str, Any] = {} if config.optimizer is None else config.optimizer.hyper()
-        tiers = config.tiers or (Dram(),)
-        self.budget = tiers[0].bytes
-        self.clear()
+        dram = config.tier(Dram)
+        self.below = Below(config, folder) if config.tiers and config.tiers[-1] is not dram else None
+        self.budget: int | None = None if dram is None else dram.bytes
+        if dram is None and self.below is not None:
+            self.budget = _WORKING_BYTES
+        # Whose rows must stay in memory: the group knows. First those of batches at work, then those of staged ones.
+        self.pin: Callable[[_native.Pins, bool], None] = lambda _pins, _staged: None
+        self.clock = 0  # counts batches; what was used longest ago leaves first
+        self.fetched = 0  # positions of batches whose keys were below memory
+        self._promotions = self._demotions = self._left = 0
+        self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
+        self._rows = 0 if self.below is None else len(self.below.storage)
 
     def clear(self) -> None:
         """Forget every row."""
+        if self.below is not None:
+            self.below.clear()
+        self._rows = 0
         self._hold(HostIndex(), DramStorage(self.config.dim, self.config.dtype, self.config.columns))
 
     def take_over(self, other: "HostTable") -> None:
-        """Have the rows of a table with the same config, which is not used again."""
+        """Have the rows of a table with the same config, which is not used again. REQUIRES: all are in memory."""
         self._hold(other.index, other.storage)
+        self._rows = len(other)
         self.step = other.step
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         self.index = index
         self.storage = storage
+        self._victims = _native.Victims()
+        self._leaving: list[Leaving] = []
         self._compacting_from = 0
         self._may_compact = False
         self._limbo: list[tuple[int, Tensor]] = []
@@ -62,7 +101,7 @@ class HostTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes of rows and index."""
+        """Bytes of rows and index in memory."""
         return self.index.bytes + self.storage.bytes
 
     @property
@@ -71,45 +110,236 @@ class HostTable:
         return self.config.optimizer is not None and self.config.optimizer.clip.nonfinite == "raise"
 
     def find(self, keys: Tensor) -> Tensor:
-        """The slot of every key, or -1."""
+        """The slot in memory of every key, or -1."""
         return self.index.find(keys)
 
-    def make_room(self, more: int) -> None:
-        """Reserve room for `more` new keys, or raise CapacityError; no row changes."""
-        if self.budget is not None:
-            wanted = self.index.bytes_after(more) + self.storage.bytes_after(more)
-            if wanted > self.budget:
-                raise CapacityError(
-                    f"[table {self.config.name!r}] {len(self.index)} rows and {more} new ones take "
-                    f"{format_size(wanted)}; the budget is Dram({format_size(self.budget)!r}). "
-                    f"Raise it in Table(tiers=[Dram(...)]), or erase keys that are not needed."
-                )
+    @property
+    def is_full(self) -> bool:
+        """Whether rows had to leave memory already."""
+        return self._left > 0
+
+    # ---- room
+
+    def make_room(self, arrivals: Arrivals) -> None:
+        """Reserve room for keys that come, or raise CapacityError. No row changes; some may leave memory."""
+        more = len(arrivals.keys)
+        if self.below is not None:
+            self._require_place(arrivals.births)
+            if not self._fits(more):
+                self._evict_for(more)
+        elif self.budget is not None and not self._fits(more):
+            raise CapacityError(
+                f"[table {self.config.name!r}] {len(self.index)} rows and {more} new ones take "
+                f"{format_size(self._bytes_after(more))}; the budget is Dram({format_size(self.budget)!r}). "
+                f"Raise it in Table(tiers=[Dram(...)]), or erase keys that are not needed."
+            )
         self.storage.reserve(more)
+
+    def _bytes_after(self, more: int) -> int:
+        return self.index.bytes_after(more) + self.storage.bytes_after(more)
+
+    def _fits(self, more: int) -> bool:
+        if self.budget is None:
+            return True
+        after = self._bytes_after(more)
+        # Free slots and entries take nothing more.
+        return after + _SPILL_BYTES <= self.budget or after <= self.bytes
+
+    def spare(self, wanted: int) -> int:
+        """How many of so many more rows the budget of memory has room for."""
+        if self._fits(wanted):
+            return wanted
+        low, high = 0, wanted
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(middle) else (low, middle)
+        return low
+
+    def _require_place(self, births: int) -> None:
+        """Every row has a place below from its birth on, so that it can always leave memory."""
+        assert self.below is not None
+        capacity = self.below.capacity
+        if capacity is not None and births and self._rows + births > capacity:
+            raise CapacityError(
+                f"[table {self.config.name!r}] its {self._rows} rows and {births} new ones are more than the "
+                f"{capacity} that its lowest tier takes. Raise Ssd(size=), of which rows fill half, or erase keys that "
+                f"are not needed."
+            )
+
+    def _evict_for(self, more: int) -> None:
+        """Let rows leave memory for others, those used longest ago; what had changed is written below first."""
+        assert self.below is not None
+        n = more - self.spare(more)
+        leaving = self.begin_leaving(n, staged=True) or self.begin_leaving(n, staged=False)
+        if leaving is None and self._leaving:
+            self._await_others()
+            n = more - self.spare(more)
+            if n == 0:
+                return
+            leaving = self.begin_leaving(n, staged=False)
+        if leaving is None:
+            raise CapacityError(
+                f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} holds {len(self.index)} "
+                f"rows, and batches at work need so many of them that {n} cannot leave. Raise Dram(...) in "
+                f"Table(tiers=), use smaller batches, or run backwards before further forwards."
+            )
+        try:
+            with self.below.writing:
+                self.write_leaving(leaving)
+        except BaseException:
+            self.stay(leaving)
+            raise
+        self.end_leaving(leaving, alone=True)
+
+    def _await_others(self) -> None:
+        """Let the rows go that another thread is writing."""
+        assert self.below is not None
+        for leaving in tuple(self._leaving):
+            with self.below.writing:  # it has it until they are written
+                if leaving.is_written:
+                    self.end_leaving(leaving, alone=False)
+
+    def begin_leaving(self, n: int, staged: bool) -> Leaving | None:
+        """Choose n rows to leave, and take what is to be written of them; None where so many cannot.
+
+        They count as clean from here on. `staged`: those that batches on their way will need stay too.
+        """
+        pins = self.pins(staged)
+        # Some more than are needed, if there are any: the next batches will not have to wait.
+        wanted = max(n, min(len(self.index) // _LEAVING_PART, _LEAVE_TOGETHER))
+        keys, slots, dirty = self._victims.choose(self.index.native, self.storage.rows, self.clock, pins, wanted)
+        if len(keys) < n:
+            return None
+        piece = max(_WRITE_BYTES // self.storage.packed_bytes, 1)
+        packed = [self.storage.pack(some) for some in slots[:dirty].split(piece)] if dirty else []
+        self.storage.set_dirty(slots[:dirty], False)
+        leaving = Leaving(keys, slots, dirty, packed)
+        self._leaving.append(leaving)
+        return leaving
+
+    def write_leaving(self, leaving: Leaving) -> None:
+        """Write below what had changed. The table's lock need not be held, if `below.writing` is."""
+        assert self.below is not None
+        done = 0
+        for rows in leaving.packed:
+            keys = leaving.keys[done : done + len(rows)]
+            self.below.spoil(keys)
+            self.below.write(keys, rows)
+            done += len(rows)
+        leaving.is_written = True
+
+    def stay(self, leaving: Leaving) -> None:
+        """They could not be written: they are as they were."""
+        if leaving not in self._leaving:  # all rows were replaced meanwhile
+            return
+        self._leaving.remove(leaving)
+        slots = leaving.slots[: leaving.dirty]
+        still = self.index.find(leaving.keys[: leaving.dirty]) == slots
+        self.storage.set_dirty(slots[still], True)
+
+    def end_leaving(self, leaving: Leaving, alone: bool) -> None:
+        """What was chosen leaves memory, if nobody needed or changed it since. `alone`: nobody can have."""
+        if leaving not in self._leaving:
+            return
+        self._leaving.remove(leaving)
+        self._demotions += leaving.dirty
+        keys, slots = leaving.keys, leaving.slots
+        if not alone:
+            held = self.pins(staged=True).has(slots) | self.storage.is_dirty(slots)
+            leaves = (self.index.find(keys) == slots) & ~held
+            keys, slots = keys[leaves], slots[leaves]
+        self.index.forget(keys)
+        self.storage.give(slots)
+        self._left += len(keys)
+
+    def pins(self, staged: bool) -> _native.Pins:
+        """The slots whose rows must stay in memory."""
+        pins = _native.Pins(self.storage.rows)
+        self.pin(pins, staged)
+        for leaving in self._leaving:
+            pins.add(leaving.slots)
+        return pins
+
+    # ---- rows that come
+
+    def fetch(self, keys: Tensor, bearing: int, staged: Staged | None = None) -> tuple[Arrivals, Tensor | None]:
+        """What comes into memory of keys that are different and not in it: those below, and the births among the first
+        `bearing`. Also which of the keys these are; None is all. Nothing changes."""
+        if self.below is None:
+            return Arrivals(keys), None
+        rows, fetched = self.below.read_known(keys, staged)
+        comes = fetched.clone()
+        comes[:bearing] = True
+        if not bool(fetched.all()):
+            rows = rows[fetched]
+        return Arrivals(keys[comes], rows, fetched[comes]), comes
+
+    def write_arrivals(self, arrivals: Arrivals, slots: Tensor) -> None:
+        """Write the rows of keys that came at their slots."""
+        if arrivals.rows is None or arrivals.fetched is None:
+            self.write_first(arrivals.keys, slots)
+            return
+        if len(arrivals.rows):
+            self.storage.unpack(slots[arrivals.fetched], arrivals.rows, self.clock)
+        if arrivals.births:
+            born = ~arrivals.fetched
+            self.write_first(arrivals.keys[born], slots[born])
+
+    def came(self, arrivals: Arrivals) -> None:
+        """Count them: they are in."""
+        self._rows += arrivals.births
+        self._promotions += len(arrivals.keys) - arrivals.births
+        self.counters.add("births", arrivals.births)
+
+    def tick(self) -> None:
+        """A batch begins: what it uses is younger than what others used."""
+        self.clock = (self.clock + 1) & 0xFFFFFF
 
     def write_first(self, keys: Tensor, slots: Tensor) -> None:
         """Write the first rows of new keys at their slots."""
-        birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), keys, slots)
+        birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), self.clock, keys, slots)
 
     @contextmanager
     def upserting(self, keys: Tensor) -> Iterator[Tensor]:
         """Slots of distinct keys; those without a row are born, and are gone again if the body raises."""
         slots = self.index.find(keys)
         new = slots == NO_SLOT
-        if new.any():
-            with births([self], [keys[new]]) as (new_slots,):
+        if not new.any():
+            yield slots
+            return
+        self.tick()
+        self.storage.stamp(slots[~new], self.clock)
+        absent = keys[new]
+        arrivals, _comes = self.fetch(absent, len(absent))
+        before = self.pin
+
+        def pin(pins: _native.Pins, staged: bool) -> None:
+            before(pins, staged)
+            pins.add(slots)
+
+        self.pin = pin
+        try:
+            with arriving([self], [arrivals]) as (new_slots,):
                 slots[new] = new_slots
                 yield slots
-        else:
-            yield slots
+        finally:
+            self.pin = before
 
     def upsert(self, keys: Tensor) -> Tensor:
-        """Slots of distinct keys; those without a row are born."""
+        """Slots of distinct keys; those without a row are born. REQUIRES: memory holds them all."""
         with self.upserting(keys) as slots:
             return slots
 
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
+        erased = None
+        if self.below is not None:
+            keys = torch.unique(keys)
+            erased = int(self.contains(keys).sum())
+            self.below.erase(keys)
         slots = self.index.erase(keys)
+        erased = len(slots) if erased is None else erased
+        self._rows -= erased
         if len(slots):
             self._may_compact = True
             if newest_lease is None:
@@ -117,8 +347,9 @@ class HostTable:
             else:
                 self.storage.mark_erased(slots)
                 self._limbo.append((newest_lease, slots))
-            self.counters.add("erased", len(slots))
-        return len(slots)
+        if erased:
+            self.counters.add("erased", erased)
+        return erased
 
     @property
     def has_limbo(self) -> bool:
@@ -172,94 +403,160 @@ class HostTable:
                 optimizer.max_norm or 0.0,
             )
             self._update_settings = settings
-        self._update.begin(score, self.step, grad_scale)
+        self._update.begin(score, self.clock, self.step, grad_scale)
         return self._update
 
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""
         return TableStats(
-            rows=len(self.index),
+            rows=self._rows,
             bytes=self.bytes,
             index_bytes=self.index.bytes,
             storage_bytes=self.storage.bytes,
             budget_bytes=self.budget,
             step=self.step,
             counters=self.counters.snapshot()
-            | {"lookups": self.tally.lookups, "hits": self.tally.hits, "steps": self.backwards},
+            | {
+                "lookups": self.tally.lookups,
+                "hits": self.tally.hits + self.fetched,
+                "steps": self.backwards,
+            },
+            tiers=self._tier_stats(),
         )
+
+    def _tier_stats(self) -> tuple[TierStats, ...]:
+        dirty, pinned = 0, self.pins(staged=True).count
+        if self.below is not None:
+            for entries in self.index.export():
+                dirty += int(self.storage.is_dirty(entries.slots).sum())
+        memory = TierStats(
+            name="Dram",
+            rows=len(self.index),
+            bytes=self.bytes,
+            budget_bytes=self.budget,
+            index_bytes=self.index.bytes,
+            hits=self.tally.hits,
+            misses=self.tally.lookups - self.tally.hits,
+            promotions=self._promotions,
+            demotions=self._demotions,
+            dirty=dirty,
+            pinned=pinned,
+        )
+        return (memory,) if self.below is None else (memory, self.below.stats())
 
     # ---- rows by key
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self._rows
 
     def keys(self) -> Tensor:
         """Every key, in ascending order."""
         chunks = [entries.keys for entries in self.index.export()]
+        if self.below is not None:
+            chunks.append(self.below.storage.keys())
+            keys: Tensor = torch.unique(torch.cat(chunks))
+            return keys
         return torch.cat(chunks).sort().values if chunks else torch.empty(0, dtype=torch.int64, device="cpu")
 
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row."""
-        return self.find(keys) != NO_SLOT
+        found = self.find(keys) != NO_SLOT
+        if self.below is not None and not bool(found.all()):
+            found[~found] = self.below.contains(keys[~found])
+        return found
+
+    def _absent(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of keys that are not in memory and are below: where they stand, and their rows."""
+        if self.below is None or not bool((slots == NO_SLOT).any()):
+            return None
+        at = torch.nonzero(slots == NO_SLOT)[:, 0]
+        distinct, inverse = torch.unique(keys[at], return_inverse=True)
+        rows, found = self.below.read(distinct)
+        has = found[inverse]
+        return at[has], rows[inverse[has]]
 
     def lookup(self, keys: Tensor) -> Tensor:
         """The weights of each key; one without a row reads as what is missing does."""
-        return self.storage.read(self.find(keys), self.missing, keys)
+        slots = self.find(keys)
+        out = self.storage.read(slots, self.missing, keys)
+        if absent := self._absent(keys, slots):
+            out[absent[0]] = self.storage.unpacked_weights(absent[1])
+        return out
 
     def state(self, keys: Tensor) -> dict[str, Tensor]:
         """The optimizer's columns of each key; one without a row reads as one is born."""
         slots = self.find(keys)
-        return {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+        state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+        if state and (absent := self._absent(keys, slots)):
+            for column in self.config.columns:
+                state[column.name][absent[0]] = self.storage.unpacked_state(column, absent[1])
+        return state
 
     def scores(self, keys: Tensor) -> Tensor:
         """The score of each key; NaN for one without a row."""
-        return self.storage.read_scores(self.find(keys))
+        slots = self.find(keys)
+        scores = self.storage.read_scores(slots)
+        if absent := self._absent(keys, slots):
+            scores[absent[0]] = self.storage.unpacked_scores(absent[1])
+        return scores
 
     def assign(self, keys: Tensor, weights: Tensor) -> None:
         """Set the weights of keys, of duplicates the last; those without a row are born."""
         distinct, inverse = torch.unique(keys, return_inverse=True)
-        with self.upserting(distinct) as slots:
-            self.storage.write(slots[inverse].contiguous(), weights)
+        if self.below is None:
+            with self.upserting(distinct) as slots:
+                self.storage.write(slots[inverse].contiguous(), weights)
+            return
+        self._require_place(len(distinct) - int(self.contains(distinct).sum()))
+        last = torch.zeros(len(distinct), dtype=torch.int64, device="cpu")
+        last.scatter_reduce_(0, inverse, torch.arange(len(keys), device="cpu"), "amax", include_self=False)
+        for some in torch.arange(len(distinct), device="cpu").split(self._chunk()):
+            with self.upserting(distinct[some]) as slots:
+                self.storage.write(slots, weights[last[some]])
+
+    def _chunk(self) -> int:
+        """Keys that go through memory together."""
+        if self.below is None or self.budget is None:
+            return 1 << 62
+        return max(self.spare(self.budget // self.config.row_bytes), len(self.index), _CHUNK_PART) // _CHUNK_PART
 
     def content(self) -> TableContent:
         """All that the table holds now."""
         keys = self.keys()
-        weights = self.lookup(keys).to(getattr(torch, self.config.dtype))
-        return TableContent(keys, weights, self.state(keys), self.scores(keys), self.step)
+        slots = self.find(keys)
+        weights = self.storage.read(slots, self.missing, keys).to(getattr(torch, self.config.dtype))
+        state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+        scores = self.storage.read_scores(slots)
+        if absent := self._absent(keys, slots):
+            at, rows = absent
+            weights[at] = self.storage.unpacked_weights(rows).to(weights.dtype)
+            scores[at] = self.storage.unpacked_scores(rows)
+            for column in self.config.columns:
+                state[column.name][at] = self.storage.unpacked_state(column, rows)
+        return TableContent(keys, weights, state, scores, self.step)
+
+    def fill(self, content: TableContent) -> None:
+        """Have that content. REQUIRES: the table is empty."""
+        for some in torch.arange(len(content.keys), device="cpu").split(min(self._chunk(), len(content.keys)) or 1):
+            slots = self.upsert(content.keys[some])
+            self.storage.write(slots, content.weights[some].to(torch.float32))
+            for column in self.config.columns:
+                if column.name in content.state:
+                    self.storage.write_state(column, slots, content.state[column.name][some])
+            self.storage.write_scores(slots, content.scores[some])
+        self.step = content.step
+
+    def require_place_for(self, content: TableContent) -> None:
+        """Raise CapacityError where the content is more than the table can have."""
+        if self.below is not None and self.below.capacity is not None and len(content.keys) > self.below.capacity:
+            raise CapacityError(
+                f"[table {self.config.name!r}] {len(content.keys)} rows are more than the {self.below.capacity} that "
+                f"its lowest tier takes. Raise Ssd(size=), of which rows fill half. Nothing was loaded."
+            )
 
 
 def filled(config: Table, seed: int, content: TableContent) -> HostTable:
-    """A table with that content."""
+    """A table with that content, all of it in memory."""
     table = HostTable(config, seed)
-    slots = table.upsert(content.keys)
-    table.storage.write(slots, content.weights.to(torch.float32))
-    for column in config.columns:
-        if column.name in content.state:
-            table.storage.write_state(column, slots, content.state[column.name])
-    table.storage.write_scores(slots, content.scores)
-    table.step = content.step
+    table.fill(content)
     return table
-
-
-@contextmanager
-def births(tables: Sequence[HostTable], keys: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Rows for keys that are in none of the tables, each once: their slots. If the body raises, no key is in."""
-    for table, born in zip(tables, keys, strict=True):
-        table.make_room(len(born))
-    slots: list[Tensor] = []
-    try:
-        for table, born in zip(tables, keys, strict=True):
-            slots.append(table.storage.take(len(born)))
-        insert([table.index for table in tables], keys, slots)
-        for table, born, taken in zip(tables, keys, slots, strict=True):
-            table.write_first(born, taken)
-        yield slots
-    except BaseException:
-        # Without asking for memory: it may be what is missing.
-        for table, born in zip(tables, keys, strict=True):
-            table.index.forget(born)
-        for table, taken in zip(tables, slots, strict=False):
-            table.storage.give(taken)
-        raise
-    for table, born in zip(tables, keys, strict=True):
-        table.counters.add("births", len(born))

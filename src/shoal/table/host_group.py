@@ -1,7 +1,9 @@
 """A group whose rows are in host memory: all tables of a collection, whatever their layout."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -10,14 +12,19 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table, get_num_threads
 from shoal.errors import InputError, NonFiniteError
+from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
+from shoal.storage import Storage
+from shoal.table.arrivals import arriving
+from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
 from shoal.table.group import Group, is_refused_memory
-from shoal.table.host import HostTable, births, filled
+from shoal.table.host import HostTable, filled
 from shoal.table.lease import Leases
 from shoal.table.parts import Part
 from shoal.table.plan import Plan
+from shoal.table.staging import HostStaging, address_of
 
 
 @dataclass
@@ -34,13 +41,40 @@ class Batch:
     applied: bool = False
 
 
+@dataclass(frozen=True)
+class Missing:
+    """The keys of a batch that are not in memory, by table."""
+
+    keys: _native.MissingKeys
+    tables: Sequence[int]
+    births: Sequence[int]  # of each table's keys the first so many are born if they are not below
+
+
+def _pin(group: "weakref.ref[HostGroup]", number: int, pins: _native.Pins, staged: bool) -> None:
+    # The tables would keep their group, and their files, alive if they knew it.
+    if held := group():
+        held._pin(number, pins, staged)
+
+
+def _close(storages: Sequence[Storage]) -> None:
+    for storage in storages:
+        storage.close()
+
+
 class HostGroup(Group):
     """Tables in host memory."""
 
     tables: Sequence[HostTable]
 
     def __init__(self, name: str, configs: Sequence[Table], seed: int) -> None:
-        super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed) for config in configs])
+        folder = name.rpartition("/")[0] or name  # the collection's
+        super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed, folder) for config in configs])
+        self._at_work: Batch | None = None  # a lookup whose rows are being brought
+        self.staged: dict[tuple[int, int], HostStaging] = {}
+        for number, table in enumerate(self.tables):
+            table.pin = partial(_pin, weakref.ref(self), number)
+        storages = [table.below.storage for table in self.tables if table.below is not None]
+        weakref.finalize(self, _close, storages)
 
     def _touch(self, batch: Batch) -> None:
         for part in batch.plan.parts:
@@ -49,10 +83,25 @@ class HostGroup(Group):
                 batch.bags.touch(table.storage.rows, part.source, part.copy, batch.scores[part.table])
 
     def replace(self, contents: Mapping[int, TableContent]) -> None:
-        made = {n: filled(self.tables[n].config, self.seed, content) for n, content in contents.items()}
+        for number, content in contents.items():
+            self.tables[number].require_place_for(content)
+        made = {
+            number: filled(self.tables[number].config, self.seed, content)
+            for number, content in contents.items()
+            if self.tables[number].below is None
+        }
         self.clear(list(contents))
         for number, table in made.items():
             self.tables[number].take_over(table)
+        # These have one place for their rows, and no room for two sets of them.
+        for number, content in contents.items():
+            if number not in made:
+                self.tables[number].fill(content)
+
+    def clear(self, numbers: Sequence[int]) -> None:
+        for staging in list(self.staged.values()):
+            staging.release()
+        super().clear(numbers)
 
     def check(self) -> None:
         """Nothing: what goes wrong in host memory is raised at once."""
@@ -131,38 +180,136 @@ class HostGroup(Group):
         read: Callable[[Batch], tuple[Tensor, list[int]]],
     ) -> tuple[Tensor, Tensor]:
         self._check_tensors(names, values, offsets, weights)
-        # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it points to.
-        with self.writing() if training or keep else self.reading():
-            values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
-            plan = self._plan(names)
-            bags = bags_of(values, offsets, weights, len(names), plan.copies)
-            size = (offsets.numel() - 1) // max(len(names), 1)
-            batch = Batch(plan, bags, values.numel(), size, weights, training)
-            out, lacking = read(batch)
-            if lacking:
-                self._give_birth(batch, lacking)
-            trains = training and bool(plan.trained)
-            if trains:
-                batch.scores = [float(table.step) for table in self.tables]
-            if keep:
-                return out, self._leases.begin(batch)
-            if trains:
-                self._touch(batch)
-                self._compact(batch)
-            return out, Leases.none()
+        values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
+        alone = training or keep
+        asked: dict[int, Staged] = {}
+        try:
+            while True:
+                # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it
+                # points to.
+                with self.writing() if alone else self.reading():
+                    plan = self._plan(names)
+                    bags = bags_of(values, offsets, weights, len(names), plan.copies)
+                    size = (offsets.numel() - 1) // max(len(names), 1)
+                    batch = Batch(plan, bags, values.numel(), size, weights, training)
+                    out, lacking = read(batch)
+                    staging = self.staged.get(address_of(values)) if self.staged else None
+                    if lacking:
+                        missing = self._missing(batch, lacking)
+                        if not alone:
+                            asked = self._ask(missing)
+                            if any(staged.found for staged in asked.values()):
+                                # Rows are to come into memory, which those who read beside each other may not do.
+                                alone = True
+                                continue
+                        self._complete(batch, missing, asked or (staging.answers if staging else {}), alone)
+                    if staging is not None:
+                        staging.release()
+                    self._stamp(batch, alone)
+                    return out, self._kept(batch, keep)
+        finally:
+            for number, staged in asked.items():
+                self._below(number).unstage(staged)
 
-    def _give_birth(self, batch: Batch, lacking: Sequence[int]) -> None:
-        """Rows for the keys that no table has, then what waited for them. All of it, or nothing changes."""
-        parts: dict[int, list[tuple[int, int]]] = {}
+    def _kept(self, batch: Batch, keep: bool) -> Tensor:
+        """The lease of a batch that was looked up; where no backward can follow, there is none."""
+        trains = batch.training and bool(batch.plan.trained)
+        if trains:
+            batch.scores = [float(table.step) for table in self.tables]
+        if keep:
+            return self._leases.begin(batch)
+        if trains:
+            self._touch(batch)
+            self._compact(batch)
+        return Leases.none()
+
+    # ---- rows that are not in memory
+
+    def _below(self, number: int) -> Below:
+        below = self.tables[number].below
+        assert below is not None
+        return below
+
+    def _missing(self, batch: Batch, lacking: Sequence[int]) -> "Missing":
+        """The keys that are to be born, or may be below, by table."""
+        bearing: dict[int, list[tuple[int, int]]] = {}
+        others: dict[int, list[tuple[int, int]]] = {}
         for part, lacks in zip(batch.plan.parts, lacking, strict=True):
-            if lacks and part.trains:
-                parts.setdefault(part.table, []).append((part.source, part.copy))
-        tables = [self.tables[number] for number in parts]
-        new = batch.bags.missing(list(parts.values()), get_num_threads())
-        with births(tables, [new.keys(at) for at in range(len(tables))]) as slots:
-            for at, taken in enumerate(slots):
-                batch.bags.fill(new, at, taken)
+            if lacks and part.trains and batch.training:
+                bearing.setdefault(part.table, []).append((part.source, part.copy))
+            elif lacks and self.tables[part.table].below is not None:
+                others.setdefault(part.table, []).append((part.source, part.copy))
+        numbers = list(bearing | others)
+        parts = [bearing.get(number, []) + others.get(number, []) for number in numbers]
+        keys = batch.bags.missing(parts, get_num_threads())
+        births = [keys.count_after(at, len(bearing.get(number, []))) for at, number in enumerate(numbers)]
+        return Missing(keys, numbers, births)
+
+    def _ask(self, missing: "Missing") -> dict[int, Staged]:
+        """What is below of the keys that are missing."""
+        asked = {}
+        for at, number in enumerate(missing.tables):
+            staged = asked[number] = self._below(number).stage(missing.keys.keys(at))
+            staged.set(*self._below(number).read(staged.keys))
+        return asked
+
+    def _complete(self, batch: Batch, missing: "Missing", answers: Mapping[int, Staged], alone: bool) -> None:
+        """Rows for keys that were not in memory, then what waited for them. All of it, or nothing changes."""
+        if not alone:
+            for at in range(len(missing.tables)):
+                none = torch.full((missing.keys.counts[at],), NO_SLOT, dtype=torch.int32, device="cpu")
+                batch.bags.fill(missing.keys, at, none)
             batch.bags.finish(get_num_threads())
+            return
+        tables = [self.tables[number] for number in missing.tables]
+        arrivals, comes = [], []
+        for at, (number, table) in enumerate(zip(missing.tables, tables, strict=True)):
+            come, which = table.fetch(missing.keys.keys(at), missing.births[at], answers.get(number))
+            arrivals.append(come)
+            comes.append(which)
+        self._at_work = batch
+        try:
+            with arriving(tables, arrivals) as slots:
+                for at, (taken, which) in enumerate(zip(slots, comes, strict=True)):
+                    if which is not None:
+                        all_slots = torch.full((len(which),), NO_SLOT, dtype=torch.int32, device="cpu")
+                        taken = all_slots.masked_scatter_(which, taken)
+                    batch.bags.fill(missing.keys, at, taken)
+                batch.bags.finish(get_num_threads())
+        finally:
+            self._at_work = None
+        for at, (table, come, which) in enumerate(zip(tables, arrivals, comes, strict=True)):
+            if which is not None and come.fetched is not None:
+                table.fetched += missing.keys.positions(at, which.masked_scatter(which, come.fetched))
+
+    def _stamp(self, batch: Batch, alone: bool) -> None:
+        """Say that rows were used, where no backward will."""
+        for part in batch.plan.fetching:
+            table = self.tables[part.table]
+            if table.is_full and not (part.trains and batch.training):
+                batch.bags.stamp(table.storage.rows, part.source, part.copy, table.clock)
+        if alone:
+            for number in {part.table for part in batch.plan.fetching}:
+                self.tables[number].tick()
+
+    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> HostStaging | None:
+        """Begin to bring the rows of a batch into memory ahead of its lookup; None where none can be below it."""
+        self._check_tensors(names, values, offsets, None)
+        if all(table.below is None for table in self.tables) or not (values.numel() and values.is_contiguous()):
+            return None
+        return HostStaging(self, list(names), values, offsets.contiguous())
+
+    def _pin(self, number: int, pins: _native.Pins, staged: bool) -> None:
+        """Pin the rows of a table that batches at work need, and those of batches that come."""
+        batches: list[Batch | HostStaging] = [batch for batch in self._leases.live() if not batch.applied]
+        if self._at_work is not None:
+            batches.append(self._at_work)
+        if staged:
+            batches += list(self.staged.values())
+        for batch in batches:
+            for part in batch.plan.parts:
+                if part.table == number:
+                    batch.bags.pin(pins, part.source, part.copy)
 
     # ---- backward
 

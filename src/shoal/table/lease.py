@@ -80,6 +80,11 @@ class Leases(Generic[Held]):
                 dropped.append(batch)
         return dropped
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `collect` has something to do."""
+        return bool(self._ended)
+
     def live(self) -> list[Held]:
         """The batches that leases keep."""
         return list(self._live.values())

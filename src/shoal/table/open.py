@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.config import Dram, Hbm, Table
+from shoal.config import Hbm, Table
 from shoal.errors import ConfigError, DeviceError
 from shoal.table.group import Group
 from shoal.table.host_group import HostGroup
@@ -13,15 +13,20 @@ from shoal.table.host_group import HostGroup
 
 def open_group(name: str, configs: Sequence[Table], seed: int, device: torch.device) -> Group:
     """A new group for these tables: in host memory for cpu, in device memory for cuda."""
-    on_device = device.type == "cuda" or (_is_interpreted() and any(_kinds(config) == {Hbm} for config in configs))
+    on_device = device.type == "cuda" or (_is_interpreted() and any(config.tier(Hbm) for config in configs))
     if not on_device and device.type != "cpu":
         raise DeviceError(f"[{name}] tables live on cpu or cuda; got {device}.")
-    wanted = Hbm if on_device else Dram
     for config in configs:
-        if config.tiers is not None and _kinds(config) != {wanted}:
+        if config.tiers is None:
+            continue
+        if on_device and (config.tier(Hbm) is None or len(config.tiers) > 1):
             raise ConfigError(
-                f"[{name}] table {config.name!r} must have tiers=[{wanted.__name__}(...)] on {device}; got "
-                f"{list(config.tiers)!r}."
+                f"[{name}] table {config.name!r} must have tiers=[Hbm(...)] on {device}; got {list(config.tiers)!r}."
+            )
+        if not on_device and config.tier(Hbm) is not None:
+            raise ConfigError(
+                f"[{name}] table {config.name!r} must have tiers=[Dram(...)] on {device}, with or without a tier below "
+                f"it; got {list(config.tiers)!r}."
             )
     if not on_device:
         return HostGroup(name, configs, seed)
@@ -36,10 +41,6 @@ def open_group(name: str, configs: Sequence[Table], seed: int, device: torch.dev
             f"[{name}] tables on {device} need Triton, which is not installed. Run: pip install triton"
         ) from error
     return DeviceGroup(name, configs, seed, device)
-
-
-def _kinds(config: Table) -> set[type]:
-    return {type(tier) for tier in config.tiers or ()}
 
 
 def _is_interpreted() -> bool:

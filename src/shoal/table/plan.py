@@ -29,7 +29,11 @@ class Plan:
                 table.missing,
                 part.column,
                 part.trains,
+                table.below is not None,
             )
+
+        # What is below memory: the parts of tables that have something there.
+        self.fetching = [part for part in self.parts if tables[part.table].below is not None]
 
         # Backward: the tables that train, and which of the parts feed them.
         self.trained = sorted({part.table for part in self.parts if part.trains})

@@ -19,6 +19,8 @@ def native_init(init: Init, stream: int) -> _native.Init:
             return _native.Init(_native.InitKind.zeros)
 
 
-def birth(rows: _native.Rows, init: _native.Init, state: Tensor, score: float, keys: Tensor, slots: Tensor) -> None:
-    """Write first rows: weights from `init`, `state` as it is, `score`; flagged changed and dirty."""
-    _native.birth(rows, init, state, score, keys, slots, get_num_threads())
+def birth(
+    rows: _native.Rows, init: _native.Init, state: Tensor, score: float, clock: int, keys: Tensor, slots: Tensor
+) -> None:
+    """Write first rows: weights from `init`, `state` as it is, `score`; flagged changed and dirty, used at `clock`."""
+    _native.birth(rows, init, state, score, clock, keys, slots, get_num_threads())

@@ -1,0 +1,213 @@
+"""A loader whose batches find their rows in the top tier.
+
+A thread takes batches from the loader, up to `depth` ahead of the loop, and brings their rows up. It places, and
+nothing else: with and without it the run is the same, bit for bit. A batch that could not be placed, for want of room or
+because a disk failed, is handed on all the same: its lookup brings the rows itself, or says what is wrong.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from shoal.errors import ConfigError
+
+BatchT = TypeVar("BatchT")
+
+# How often a thread that waits for room looks whether there is some.
+_LOOK_SECONDS = 0.02
+# A loader that does not answer is left alone after so long.
+_JOIN_SECONDS = 10.0
+
+
+class Placed(Protocol):
+    """What a collection answers to `stage`."""
+
+    def bring(self, may_wait: Callable[[], bool]) -> None:
+        """Bring the rows up."""
+
+    def release(self) -> None:
+        """Let them go down again."""
+
+
+class Stages(Protocol):
+    """What is asked of a collection."""
+
+    def stage(self, features: Any) -> Placed | None:
+        """Begin to bring a batch's rows up."""
+
+
+class _Together:
+    """One batch on its way to several collections."""
+
+    def __init__(self, parts: Sequence[Placed]) -> None:
+        self._parts = parts
+
+    def bring(self, may_wait: Callable[[], bool]) -> None:
+        for part in self._parts:
+            part.bring(may_wait)
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+
+class _Run(Generic[BatchT]):
+    """One pass over the loader."""
+
+    def __init__(self, batches: Iterator[BatchT], stage: Callable[[BatchT], Placed | None], depth: int) -> None:
+        self._batches = batches
+        self._stage = stage
+        self._depth = depth
+        self._ready: deque[tuple[BatchT, Placed | None]] = deque()
+        self._changed = threading.Condition()
+        self._in_use: Placed | None = None
+        self._is_awaited = self._is_closed = self._is_over = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="shoal-prefetch", daemon=True)
+        self._thread.start()
+
+    # ---- the loop's side
+
+    def next(self) -> BatchT:
+        """The next batch; StopIteration at the end, or what the loader raised there."""
+        self._let_go()
+        with self._changed:
+            self._is_awaited = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ready or self._is_over)
+            self._is_awaited = False
+            if not self._ready:
+                if self._error is not None:
+                    raise self._error
+                raise StopIteration
+            batch, self._in_use = self._ready.popleft()
+            self._changed.notify_all()
+        return batch
+
+    def close(self) -> None:
+        """End it, wherever it is."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(_JOIN_SECONDS)
+        self._let_go()
+        while self._ready:
+            _batch, placed = self._ready.popleft()
+            if placed is not None:
+                placed.release()
+
+    def _let_go(self) -> None:
+        if self._in_use is not None:
+            self._in_use.release()
+            self._in_use = None
+
+    # ---- the thread's side
+
+    def _work(self) -> None:
+        try:
+            while self._may_go_on():
+                try:
+                    batch = next(self._batches)
+                except StopIteration:
+                    break
+                placed = self._placed(batch)
+                with self._changed:
+                    self._ready.append((batch, placed))
+                    self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _may_go_on(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._depth)
+            return not self._is_closed
+
+    def _placed(self, batch: BatchT) -> Placed | None:
+        placed = None
+        try:
+            placed = self._stage(batch)
+            if placed is not None:
+                placed.bring(self._may_wait)
+        except Exception:
+            # What is wrong with it is the lookup's to say, in the loop, where somebody can do something about it.
+            if placed is not None:
+                placed.release()
+            return None
+        return placed
+
+    def _may_wait(self) -> bool:
+        """Wait for batches before this one to let their rows go, unless the loop waits for this one."""
+        with self._changed:
+            if self._is_closed or (self._is_awaited and not self._ready):
+                return False
+            self._changed.wait(_LOOK_SECONDS)
+            return not self._is_closed
+
+
+class Prefetch(Generic[BatchT]):
+    """What `prefetch` returns: an iterable over the loader's batches, as often as the loader can be iterated over."""
+
+    def __init__(
+        self, loader: Iterable[BatchT], bags: Sequence[Stages], features: Callable[[BatchT], Any] | None, depth: int
+    ) -> None:
+        self._loader = loader
+        self._bags = bags
+        self._features = features
+        self._depth = depth
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[BatchT]:
+        run = _Run(iter(self._loader), self._stage, self._depth)
+        try:
+            while True:
+                try:
+                    batch = run.next()
+                except StopIteration:
+                    return
+                yield batch
+        finally:
+            run.close()
+
+    def _stage(self, batch: BatchT) -> Placed | None:
+        found = batch if self._features is None else self._features(batch)
+        each = found if isinstance(found, (list, tuple)) else [found] * len(self._bags)
+        parts: list[Placed] = []
+        try:
+            for bags, features in zip(self._bags, each, strict=True):
+                if (part := bags.stage(features)) is not None:
+                    parts.append(part)
+        except BaseException:
+            _Together(parts).release()
+            raise
+        return _Together(parts) if parts else None
+
+
+def prefetch(
+    loader: Iterable[BatchT], bags: Any, features: Callable[[BatchT], Any] | None = None, depth: int = 2
+) -> Prefetch[BatchT]:
+    """The loader's batches, in order, with their rows brought to the top tier of `bags` ahead of the loop.
+
+    bags: a collection, or a list of several.
+    features: finds a batch's KeyedJaggedTensor, the one that the collections will be called with, or a list with one
+        for each; by default the batch is it.
+    depth: batches that are on their way at a time. Their rows hold places in memory; where all of it is held, it waits.
+    """
+    several = list(bags) if isinstance(bags, (list, tuple)) else [bags]
+    if not several or not all(callable(getattr(one, "stage", None)) for one in several):
+        raise ConfigError(
+            f"[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, or several; got {bags!r}."
+        )
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise ConfigError(f"[prefetch] depth: wanted an integer >= 1; got {depth!r}.")
+    if features is not None and not callable(features):
+        raise ConfigError(f"[prefetch] features: wanted a function of a batch; got {features!r}.")
+    if not isinstance(loader, Iterable):
+        raise ConfigError(f"[prefetch] loader: wanted an iterable of batches; got {loader!r}.")
+    return Prefetch(loader, several, features, depth)

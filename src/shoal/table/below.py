@@ -1,0 +1,211 @@
+"""What a table has below its memory: a storage by key, and rows that were read ahead of their use."""
+
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Ssd, Table
+from shoal.errors import ConfigError, StorageError
+from shoal.storage import SsdStorage, Storage
+from shoal.table.content import TierStats
+
+_SCORE_BYTES = 8
+
+
+def packed_bytes(config: Table) -> int:
+    """Bytes of a row below memory: weights, state and score."""
+    return config.row_bytes + _SCORE_BYTES
+
+
+class Staged:
+    """What a storage said of some keys. It holds until one of them is written or erased."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys.sort().values  # all different
+        self._rows = torch.empty(0, 0, dtype=torch.uint8, device="cpu")
+        self._found = torch.zeros(0, dtype=torch.bool, device="cpu")
+        self._spoiled: list[Tensor] = []
+
+    def set(self, rows: Tensor, found: Tensor) -> None:
+        """The answer, in the order of `keys`."""
+        self._rows, self._found = rows, found
+
+    def spoil(self, keys: Tensor) -> None:
+        """Hear that these keys are written or erased."""
+        self._spoiled.append(keys)
+
+    @property
+    def found(self) -> int:
+        """How many have a row."""
+        return int(self._found.sum())
+
+    def known(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each key's answer still holds, and where it is."""
+        if not len(self._found):
+            return torch.zeros(len(keys), dtype=torch.bool, device="cpu"), torch.zeros_like(keys)
+        at = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
+        holds = self.keys[at] == keys
+        if self._spoiled:
+            holds &= ~torch.isin(keys, torch.cat(self._spoiled))
+        return holds, at
+
+    def rows_at(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows, and whether there were any."""
+        return self._rows[at], self._found[at]
+
+    def place(self) -> tuple[Tensor, Tensor]:
+        """The keys that were found and not spoiled, and their rows, which are the caller's from here on."""
+        holds, _at = self.known(self.keys)
+        usable = self._found & holds
+        keys, rows = self.keys[usable], self._rows if bool(usable.all()) else self._rows[usable]
+        # That the others are not below is still worth knowing.
+        self.keys = self.keys[~self._found]
+        self.set(
+            torch.empty(len(self.keys), 0, dtype=torch.uint8, device="cpu"),
+            torch.zeros(len(self.keys), dtype=torch.bool, device="cpu"),
+        )
+        return keys, rows
+
+
+class Below:
+    """The lowest tier of one table. The table's lock covers its methods, but for `read`, which any thread may call, and
+    `write`, which one may call meanwhile if it took `writing` before it let the lock go."""
+
+    def __init__(self, config: Table, folder: str) -> None:
+        self.row_bytes = packed_bytes(config)
+        self._name = config.name
+        tier = (config.tiers or (None,))[-1]
+        self.capacity: int | None = None
+        if isinstance(tier, Ssd):
+            # Names may hold anything; a folder's must not.
+            parts = [urllib.parse.quote(part, safe="").replace(".", "%2E") for part in (folder, config.name)]
+            ssd = SsdStorage(str(Path(tier.path, *parts)), self.row_bytes, tier.bytes)
+            self.capacity = ssd.capacity
+            self.storage: Storage = ssd
+        else:
+            self.storage = _made(config, tier, self.row_bytes)
+        # Rows that were read ahead, and whoever waits for a write to be done before it may erase.
+        self._staged: dict[int, Staged] = {}
+        self.writing = threading.Lock()
+        self._budget = tier.bytes if isinstance(tier, Ssd) else None
+        self._asked = self._found = self._written = 0
+        self._read_seconds = self._write_seconds = 0.0
+
+    def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of keys, all different, and whether each has one."""
+        begin = time.perf_counter()
+        rows, found = self._checked(self.storage.read(keys), len(keys))
+        self._read_seconds += time.perf_counter() - begin
+        self._asked += len(keys)
+        self._found += int(found.sum())
+        return rows, found
+
+    def read_known(self, keys: Tensor, staged: Staged | None) -> tuple[Tensor, Tensor]:
+        """The same, where some were read ahead."""
+        if staged is None:
+            return self.read(keys)
+        holds, at = staged.known(keys)
+        if not holds.any():
+            return self.read(keys)
+        known_rows, known_found = staged.rows_at(at[holds])
+        found = torch.zeros(len(keys), dtype=torch.bool, device="cpu")
+        found[holds] = known_found
+        rest = ~holds
+        if not rest.any() and not found.any():
+            return torch.empty(len(keys), 0, dtype=torch.uint8, device="cpu"), found
+        rows = torch.empty(len(keys), self.row_bytes, dtype=torch.uint8, device="cpu")
+        if known_found.any():
+            rows[holds] = known_rows
+        if rest.any():
+            rows[rest], found[rest] = self.read(keys[rest])
+        return rows, found
+
+    def write(self, keys: Tensor, rows: Tensor) -> None:
+        """Put rows in place of those that the keys had. REQUIRES: `writing` is held."""
+        begin = time.perf_counter()
+        self.storage.write(keys, rows)
+        self._write_seconds += time.perf_counter() - begin
+        self._written += len(keys)
+
+    def contains(self, keys: Tensor) -> Tensor:
+        """Whether each key, which may come twice, has a row."""
+        if isinstance(self.storage, SsdStorage):
+            return self.storage.contains(keys)
+        distinct, inverse = torch.unique(keys, return_inverse=True)
+        return self.read(distinct)[1][inverse]
+
+    def erase(self, keys: Tensor) -> None:
+        """Remove the rows of keys, all different."""
+        with self.writing:
+            self.spoil(keys)
+            self.storage.erase(keys)
+
+    def clear(self) -> None:
+        """Remove every row."""
+        with self.writing:
+            self._staged.clear()
+            self.storage.clear()
+
+    def spoil(self, keys: Tensor) -> None:
+        """Rows of these keys that were read ahead are no longer what the storage has."""
+        for staged in tuple(self._staged.values()):  # others come and go meanwhile
+            staged.spoil(keys)
+
+    def stage(self, keys: Tensor) -> Staged:
+        """Begin to know of these keys, all different, what is below; the answer comes by `Staged.set`."""
+        staged = Staged(keys)
+        self._staged[id(staged)] = staged
+        return staged
+
+    def unstage(self, staged: Staged) -> None:
+        """Forget what was read ahead."""
+        self._staged.pop(id(staged), None)
+
+    def stats(self) -> TierStats:
+        """What the tier holds and did."""
+        rows = len(self.storage)
+        disk: _native.SsdStats | None = self.storage.stats() if isinstance(self.storage, SsdStorage) else None
+        return TierStats(
+            name="Ssd" if disk else type(self.storage).__name__,
+            rows=rows,
+            bytes=disk.file_bytes if disk else rows * self.row_bytes,
+            budget_bytes=self._budget,
+            capacity=self.capacity,
+            index_bytes=disk.index_bytes if disk else 0,
+            hits=self._found,
+            misses=self._asked - self._found,
+            read_bytes=disk.read_bytes if disk else self._found * self.row_bytes,
+            written_bytes=disk.written_bytes + disk.collected_bytes if disk else self._written * self.row_bytes,
+            read_seconds=self._read_seconds,
+            write_seconds=self._write_seconds,
+        )
+
+    def _checked(self, answer: Any, n: int) -> tuple[Tensor, Tensor]:
+        """What a storage returned, if it is rows and a mask."""
+        try:
+            rows, found = answer
+            fits = rows.shape == (n, self.row_bytes) and rows.dtype == torch.uint8 and rows.device.type == "cpu"
+            fits = fits and found.shape == (n,) and found.dtype == torch.bool and found.device.type == "cpu"
+        except (TypeError, ValueError, AttributeError):
+            fits = False
+        if not fits:
+            raise StorageError(
+                f"[table {self._name!r}] {type(self.storage).__name__}.read must return uint8 [{n}, {self.row_bytes}] "
+                f"and bool [{n}] on cpu; got {answer!r:.200}. Try shoal.storage.check_storage on it."
+            )
+        return rows.contiguous(), found
+
+
+def _made(config: Table, make: Any, row_bytes: int) -> Storage:
+    storage = make(row_bytes)
+    if not isinstance(storage, Storage):
+        raise ConfigError(
+            f"[Table {config.name!r}] tiers: wanted {make!r} to make a shoal.Storage; got {type(storage).__name__}."
+        )
+    return storage

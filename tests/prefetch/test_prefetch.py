@@ -1,0 +1,256 @@
+"""With prefetch and without it a run is the same, bit for bit, whatever happens on the way."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from batches import assert_same_rows, kjt
+from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
+
+import shoal
+from shoal import _native
+from shoal.errors import CapacityError, ConfigError, StorageError
+from shoal.storage import MemoryStorage
+
+TABLE = {"name": "t", "dim": 8, "optimizer": shoal.Adam(lr=0.1)}
+
+
+def batches(n, seed=0, **settings):
+    generator = torch.Generator().manual_seed(seed)
+    return [skewed_kjt(("t",), generator, **settings) for _ in range(n)]
+
+
+def backward(out, step):
+    generator = torch.Generator().manual_seed(step)
+    for tensor in outputs(out):
+        tensor.backward(torch.randn(tensor.shape, generator=generator))
+
+
+def train(bags, loader, act=lambda _step: None):
+    outs = []
+    for step, batch in enumerate(loader):
+        act(step)
+        out = bags(batch)
+        outs.append(out.values().detach())
+        backward(out, step)
+    return outs
+
+
+def spilling(kind, folder, memory=SMALL):
+    return collection([TABLE], [shoal.Dram(memory), below(kind, folder)])
+
+
+def is_quiet():
+    return not any(thread.name == "shoal-prefetch" for thread in threading.enumerate())
+
+
+def staged(bags):
+    """What prefetch has left behind."""
+    return bags._group.staged, bags._group.tables[0].below._staged
+
+
+@pytest.mark.parametrize("kind", ["ssd", "memory"])
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_run_is_the_same_and_finds_its_rows_in_memory(kind, depth, tmp_path):
+    plain, ahead = collection([TABLE]), spilling(kind, tmp_path, "64KiB")
+    wanted = train(plain, batches(60))
+    got = train(ahead, shoal.prefetch(batches(60), ahead, depth=depth))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+    assert plain.stats()["t"].counters == ahead.stats()["t"].counters
+    assert ahead._group.tables[0].fetched == 0  # no lookup had to fetch
+    assert staged(ahead) == ({}, {}) and is_quiet()
+
+
+def test_what_happens_between_staging_and_forward(tmp_path):
+    """Erase, assign, load: the lookup sees the rows as they are then."""
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path, "40KiB")
+
+    def meddler(bags):
+        def act(step):
+            table, generator = bags.table("t"), torch.Generator().manual_seed(step)
+            if step % 3 == 0:
+                table.erase((torch.rand(60, generator=generator) ** 3 * 2000).long())
+            if step % 4 == 1:
+                keys = (torch.rand(60, generator=generator) ** 3 * 2000).long()
+                table.assign(keys, torch.randn(60, 8, generator=generator))
+            if step == 25:
+                bags.load_state_dict(bags.state_dict())
+            if step % 5 == 2:  # a forward of another batch, without a backward
+                bags(skewed_kjt(("t",), generator, bags=6))
+
+        return act
+
+    wanted = train(plain, batches(50), meddler(plain))
+    got = train(ahead, shoal.prefetch(batches(50), ahead, depth=3), meddler(ahead))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+
+
+def test_the_same_batch_again_and_batches_that_are_not_looked_up(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    some = batches(10)
+    loader = [some[n % 3 if n % 4 else n % 10] for n in range(40)]
+    for step, (one, two) in enumerate(zip(loader, shoal.prefetch(loader, ahead), strict=True)):
+        if step % 6 == 5:
+            continue
+        outs = [plain(one), ahead(two)]
+        assert_equal_outputs(outs, step)
+        for out in outs:
+            backward(out, step)
+    assert_same_rows(plain, ahead)
+    assert staged(ahead) == ({}, {})
+
+
+def test_leaving_the_loop_early_and_coming_back(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    loader = shoal.prefetch(batches(30), ahead)
+    assert len(loader) == 30
+    for last in (4, 9, 30):
+        for step, (one, two) in enumerate(zip(batches(30), loader, strict=True)):
+            if step == last:
+                break
+            outs = [plain(one), ahead(two)]
+            assert_equal_outputs(outs, step)
+            for out in outs:
+                backward(out, step)
+        gc.collect()
+        assert staged(ahead) == ({}, {}) and is_quiet()
+    assert_same_rows(plain, ahead)
+
+
+def test_an_exception_in_the_model_or_in_the_loader(tmp_path):
+    ahead = spilling("ssd", tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        for step, batch in enumerate(shoal.prefetch(batches(20), ahead)):
+            ahead(batch)
+            step // (3 - step)
+    gc.collect()
+    assert is_quiet() and staged(ahead) == ({}, {})
+
+    def loader():
+        yield from batches(5)
+        raise OSError("no more data")
+
+    seen = 0
+    with pytest.raises(OSError, match="no more data"):
+        for batch in shoal.prefetch(loader(), ahead):
+            backward(ahead(batch), seen)
+            seen += 1
+    assert seen == 5 and is_quiet()
+
+
+def test_more_batches_ahead_than_memory_holds(tmp_path):
+    """It waits until rows of the batches before may leave."""
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path, "40KiB")
+    wide = {"bags": 60, "keys": 100_000}
+    wanted = train(plain, batches(25, **wide))
+    got = train(ahead, shoal.prefetch(batches(25, **wide), ahead, depth=20))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+
+
+def test_graphs_that_are_kept_hold_their_rows_and_the_lookup_says_so(tmp_path):
+    ahead = spilling("memory", tmp_path)
+    kept = []
+    with pytest.raises(CapacityError, match=r"batches at work need so many.*Raise Dram"):
+        for batch in shoal.prefetch(batches(50, bags=40, keys=10**6), ahead):
+            kept.append(ahead(batch).values())
+    for step, out in enumerate(kept):
+        out.backward(torch.ones_like(out) * step)
+    train(ahead, shoal.prefetch(batches(5), ahead))
+
+
+def test_a_batch_too_large_for_memory(tmp_path):
+    ahead = spilling("ssd", tmp_path)
+    with pytest.raises(CapacityError, match="cannot leave"):
+        for batch in shoal.prefetch([kjt({"t": [list(range(5000))]})], ahead):
+            ahead(batch)
+
+
+@pytest.mark.parametrize("call", [_native.FileCall.read, _native.FileCall.write])
+def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    loader = iter(shoal.prefetch(batches(60), ahead, depth=2))
+    failures = 0
+    try:
+        for step, one in enumerate(batches(60)):
+            two = next(loader)
+            if step == 20:
+                _native.inject_fault(call, "", 5, 0, 1 << 30)
+            try:
+                out = ahead(two)
+            except StorageError:
+                failures += 1
+                _native.clear_faults()
+                out = ahead(two)
+            if step == 40:
+                _native.clear_faults()
+            wanted = plain(one)
+            assert_equal_outputs([wanted, out], step)
+            backward(wanted, step)
+            backward(out, step)
+    finally:
+        _native.clear_faults()
+    assert failures >= 1
+    assert_same_rows(plain, ahead)
+
+
+def test_births_ask_a_storage_once(tmp_path):
+    """What a storage of one's own does not have is known from staging: the lookup does not ask again."""
+    asked = []
+
+    class Remote(MemoryStorage):
+        def read(self, keys):
+            asked.append((threading.current_thread().name, len(keys)))
+            time.sleep(0.001)
+            return super().read(keys)
+
+    ahead = collection([TABLE], [shoal.Dram("1MiB"), Remote])
+    train(ahead, shoal.prefetch(batches(30), ahead))
+    from_loop = [n for name, n in asked if name != "shoal-prefetch"]
+    assert sum(n for _, n in asked) > 500 and not from_loop
+
+
+def test_eval_is_staged_too(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    for bags in (plain, ahead):
+        train(bags, batches(40))
+        bags.eval()
+    before = ahead._group.tables[0].fetched
+    with torch.no_grad():
+        for one, two in zip(batches(40, seed=1), shoal.prefetch(batches(40, seed=1), ahead), strict=True):
+            assert_equal_outputs([plain(one), ahead(two)])
+    assert before and ahead._group.tables[0].fetched == before
+    assert_same_rows(plain, ahead)
+
+
+def test_features_are_found_in_the_batch_for_several_collections(tmp_path):
+    tables = [{"name": "u", "dim": 4, "features": ["t"]}]
+    one = spilling("ssd", tmp_path, "64KiB")
+    two = collection(tables, [shoal.Dram("32KiB"), below("memory", tmp_path)])
+    loader = [{"both": batch, "other": other} for batch, other in zip(batches(20), batches(20, seed=1), strict=True)]
+    finders = [lambda batch: batch["both"], lambda batch: (batch["both"], batch["other"])]
+    for number, features in enumerate(finders):
+        for step, batch in enumerate(shoal.prefetch(loader, [one, two], features=features)):
+            assert batch is loader[step]
+            backward(one(batch["both"]), step)
+            backward(two(batch["other" if number else "both"]), step)
+    assert one._group.tables[0].fetched == two._group.tables[0].fetched == 0
+
+
+def test_tables_that_are_all_in_memory_are_left_alone():
+    bags = collection([TABLE])
+    assert bags.stage(batches(1)[0]) is None
+    train(bags, shoal.prefetch(batches(5), bags))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"depth": 0}, {"depth": "2"}, {"bags": torch.nn.Linear(1, 1)}, {"features": 3}, {"loader": 3}]
+)
+def test_wrong_arguments(wrong):
+    settings = {"loader": [], "bags": collection([TABLE])} | wrong
+    with pytest.raises(ConfigError, match=rf"\[prefetch\] {next(iter(wrong))}: wanted"):
+        shoal.prefetch(**settings)

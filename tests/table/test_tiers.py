@@ -1,0 +1,337 @@
+"""A table with tiers below its memory is the table that it would be with memory enough."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from batches import assert_same_rows, kjt, train_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
+
+import shoal
+from shoal import _native
+from shoal.errors import CapacityError, ConfigError, StorageError
+from shoal.storage import MemoryStorage
+
+KINDS = ("ssd", "memory")
+OPTIMIZERS = [
+    shoal.SGD(lr=0.1, momentum=0.9),
+    shoal.Adagrad(lr=0.1),
+    shoal.RowwiseAdagrad(lr=0.1),
+    shoal.Adam(lr=0.1),
+    shoal.AdamW(lr=0.1),
+    shoal.PartialRowwiseAdam(lr=0.1),
+    shoal.Ftrl(lr=0.1),
+    shoal.Assign(),
+]
+
+
+def pair(kind, folder, tables, memory=SMALL, **settings):
+    """The same collection with and without enough memory."""
+    return collection(tables, **settings), collection(tables, [shoal.Dram(memory), below(kind, folder)], **settings)
+
+
+def tier(bags, number, table="t"):
+    return bags.stats()[table].tiers[number]
+
+
+def backward(out, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tensors = outputs(out)
+    torch.autograd.backward(tensors, [torch.randn(tensor.shape, generator=generator) for tensor in tensors])
+
+
+def train(collections, generator, steps, features=("t",), first=0):
+    for step in range(first, first + steps):
+        batch = skewed_kjt(features, generator)
+        outs = [bags(batch) for bags in collections]
+        assert_equal_outputs(outs, step)
+        for out in outs:
+            backward(out, step)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_optimizer_trains_the_same_rows(optimizer, dtype, tmp_path):
+    plain, tiered = pair("ssd", tmp_path, [{"name": "t", "dim": 7, "optimizer": optimizer, "dtype": dtype}])
+    train([plain, tiered], torch.Generator().manual_seed(0), 40)
+    assert tier(tiered, 0).demotions > 0 and tier(tiered, 0).promotions > 0
+    assert_same_rows(plain, tiered)
+    assert plain.stats()["t"].counters == tiered.stats()["t"].counters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", ["bags", "sequences"])
+def test_poolings_modes_and_tables_of_both_kinds(kind, which, tmp_path):
+    poolings = ("sum", "mean") if which == "bags" else ("none", "none")
+    read, write = shoal.Feature("b", "read"), shoal.Feature("c", "write")
+    tables = [
+        {"name": "t", "dim": 5, "features": ["a", read], "pooling": poolings[0]},
+        {"name": "u", "dim": 3, "features": ["a", write], "pooling": poolings[1], "missing": "zero"},
+        {"name": "v", "dim": 4, "features": ["b"], "pooling": poolings[1], "tiers": [shoal.Dram()]},
+    ]
+    plain, tiered = pair(kind, tmp_path, tables, which=which)
+    train([plain, tiered], torch.Generator().manual_seed(1), 60, ("a", "b", "c"))
+    assert tier(tiered, 0, "t").demotions > 0 and tier(tiered, 0, "u").demotions > 0
+    assert len(tiered.stats()["v"].tiers) == 1
+    assert_same_rows(plain, tiered)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**31), kind=st.sampled_from(KINDS))
+def test_whatever_is_done_in_any_order(seed, kind, tmp_path_factory):
+    plain, tiered = both = pair(kind, tmp_path_factory.mktemp("tiers"), [{"name": "t", "dim": 6}])
+    generator = torch.Generator().manual_seed(seed)
+
+    def some_keys(n=40):
+        return (torch.rand(n, generator=generator) ** 3 * 2200).long() - 3
+
+    waiting = []
+    for step in range(60):
+        action = int(torch.randint(0, 9, (1,), generator=generator))
+        if action <= 2:
+            train(both, generator, 1, first=step)
+        elif action == 3:  # forwards that wait for their backward, or never see one
+            batch = skewed_kjt(("t",), generator, bags=8)
+            outs = [bags(batch) for bags in both]
+            assert_equal_outputs(outs, step)
+            waiting.append(outs)
+        elif action == 4 and waiting:
+            outs = waiting.pop(int(torch.randint(0, len(waiting), (1,), generator=generator)))
+            for out in outs:
+                if seed % 2:
+                    backward(out, step)
+        elif action == 5:
+            batch = skewed_kjt(("t",), generator)
+            with torch.no_grad():
+                outs = [bags.eval()(batch) for bags in both]
+            assert_equal_outputs(outs, step)
+            for bags in both:
+                bags.train()
+        elif action == 6:
+            keys = some_keys()
+            assert len({bags.table("t").erase(keys) for bags in both}) == 1
+        elif action == 7:
+            keys = some_keys()
+            rows = torch.randn(len(keys), 6, generator=generator)
+            for bags in both:
+                bags.table("t").assign(keys, rows)
+        else:
+            keys = some_keys()
+            one, two = (bags.table("t") for bags in both)
+            assert len(one) == len(two) and torch.equal(one.contains(keys), two.contains(keys))
+            assert torch.equal(one.lookup(keys), two.lookup(keys))
+            assert torch.equal(one.scores(keys).nan_to_num(-1), two.scores(keys).nan_to_num(-1))
+            assert all(
+                torch.equal(a, b) for a, b in zip(one.state(keys).values(), two.state(keys).values(), strict=True)
+            )
+        if len(waiting) > 2:
+            waiting.pop(0)
+        out = outs = None  # these would keep the one collection's graph alive and not the other's
+        memory = tier(tiered, 0)
+        assert memory.bytes <= memory.budget_bytes
+    assert torch.equal(plain.table("t").keys(), tiered.table("t").keys())
+    assert_same_rows(plain, tiered)
+
+
+def test_rows_that_did_not_change_are_not_written_again(tmp_path):
+    _plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
+    bags.table("t").assign(torch.arange(2000), torch.randn(2000, 8))
+    bags.eval()
+    for first in range(0, 2000, 100):  # the last ones to be written leave
+        bags(kjt({"t": [list(range(first, first + 100))]}))
+    written = tier(bags, 0).demotions
+    for _ in range(3):
+        for first in range(0, 2000, 100):
+            bags(kjt({"t": [list(range(first, first + 100))]}))
+    assert tier(bags, 0).demotions == written
+    assert tier(bags, 0).promotions > 5000 and tier(bags, 0).dirty == 0
+
+
+def test_what_was_used_lately_stays(tmp_path):
+    """Of keys that come in every batch none is read again, whatever else passes through memory."""
+    for training in (True, False):
+        bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), below("memory", tmp_path)])
+        often = list(range(50))
+        bags.table("t").assign(torch.arange(4200), torch.randn(4200, 8))
+        bags.train(training)
+        for step in range(200):
+            before = tier(bags, 1).hits
+            seldom = list(range(100 + 20 * step, 120 + 20 * step))
+            out = bags(kjt({"t": [often, seldom]}))
+            if training:
+                backward(out, step)
+            if step > 100:
+                assert tier(bags, 1).hits - before == 20
+
+
+def test_a_batch_that_memory_cannot_hold_is_refused_and_changes_nothing(tmp_path):
+    plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
+    train([plain, bags], torch.Generator().manual_seed(0), 20)
+    with pytest.raises(CapacityError, match=r"table 't'.*24KiB.*Raise Dram\(...\)"):
+        bags(kjt({"t": [list(range(5000, 9000))]}))
+    assert_same_rows(plain, bags)
+    train([plain, bags], torch.Generator().manual_seed(1), 5)
+    assert_same_rows(plain, bags)
+
+
+def test_the_lowest_tier_bounds_the_table(tmp_path):
+    bags = collection([{"name": "t", "dim": 8}], [shoal.Dram("1MiB"), shoal.Ssd(tmp_path, "512KiB")])
+    capacity = tier(bags, 1).capacity
+    bags.table("t").assign(torch.arange(capacity), torch.randn(capacity, 8))
+    with pytest.raises(CapacityError, match=rf"{capacity} rows and 1 new.*Raise Ssd\(size=\)"):
+        bags(kjt({"t": [[capacity]]}))
+    with pytest.raises(CapacityError, match=r"Raise Ssd\(size=\)"):
+        bags.table("t").assign([-1], torch.randn(1, 8))
+    train_step(bags, kjt({"t": [[1, 2, 3]]}))
+    bags.table("t").erase([5])
+    train_step(bags, kjt({"t": [[capacity]]}))
+    assert len(bags.table("t")) == capacity
+    with pytest.raises(CapacityError, match="Nothing was loaded"):
+        other = collection([{"name": "t", "dim": 8}])
+        other.table("t").assign(torch.arange(capacity + 1), torch.randn(capacity + 1, 8))
+        bags.load_state_dict(other.state_dict())
+    assert len(bags.table("t")) == capacity
+
+
+def test_an_ssd_alone_works_in_a_little_memory(tmp_path):
+    plain, bags = collection([{"name": "t", "dim": 8}]), collection([{"name": "t", "dim": 8}], [below("ssd", tmp_path)])
+    train([plain, bags], torch.Generator().manual_seed(0), 10)
+    assert_same_rows(plain, bags)
+
+
+def test_state_dicts_and_copies(tmp_path):
+    plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
+    train([plain, bags], torch.Generator().manual_seed(0), 30)
+    twin = copy.deepcopy(bags)
+    train([plain, bags], torch.Generator().manual_seed(1), 5)
+    assert_same_rows(plain, bags)
+    twin.load_state_dict(plain.state_dict())
+    assert_same_rows(plain, twin)
+    train([plain, bags, twin], torch.Generator().manual_seed(2), 10, first=100)
+    assert_same_rows(plain, twin)
+    assert_same_rows(bags, twin)
+
+
+def test_the_files_go_with_the_collection(tmp_path):
+    _plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
+    train([bags], torch.Generator().manual_seed(0), 20)
+    assert list(tmp_path.rglob("*.seg"))
+    del bags
+    gc.collect()
+    assert not list(tmp_path.rglob("*.seg"))
+
+
+def test_a_storage_of_ones_own_is_closed_and_may_hold_rows_already():
+    closed = []
+
+    class Kept(MemoryStorage):
+        def close(self):
+            closed.append(self)
+
+    first = collection([{"name": "t", "dim": 4}], [shoal.Dram(SMALL), Kept])
+    storage = first._group.tables[0].below.storage
+    first.table("t").assign(torch.arange(1500), torch.randn(1500, 4))
+    keys = storage.keys()
+    rows = first.table("t").lookup(keys)
+    del first
+    gc.collect()
+    assert closed == [storage]
+    second = collection([{"name": "t", "dim": 4}], [shoal.Dram(SMALL), lambda _row_bytes: storage])
+    assert len(second.table("t")) == len(keys)
+    assert torch.equal(second.table("t").lookup(keys), rows)
+
+
+def test_what_makes_no_storage_is_refused():
+    with pytest.raises(ConfigError, match=r"to make a shoal\.Storage; got dict"):
+        collection([{"name": "t", "dim": 4}], [shoal.Dram("1MiB"), lambda _row_bytes: {}])
+
+    class Wrong(MemoryStorage):
+        def read(self, keys):
+            return super().read(keys)[0].float(), None
+
+    bags = collection([{"name": "t", "dim": 4}], [shoal.Dram("1MiB"), Wrong])
+    with pytest.raises(StorageError, match=r"Wrong.read must return uint8 \[2, 28\]"):
+        bags(kjt({"t": [[1, 2]]}))
+
+
+# ---- faults
+
+
+@pytest.fixture
+def faults():
+    yield _native.inject_fault
+    _native.clear_faults()
+
+
+@pytest.mark.parametrize(("call", "error", "says"), [
+    (_native.FileCall.write, 28, "No space left"),
+    (_native.FileCall.write, 5, "Input/output"),
+    (_native.FileCall.read, 5, "Input/output"),
+    (_native.FileCall.open, 13, "Permission denied"),
+])  # fmt: skip
+def test_training_goes_on_once_a_disk_works_again(call, error, says, faults, tmp_path):
+    plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
+    train([plain, bags], torch.Generator().manual_seed(0), 10)
+    generator = torch.Generator().manual_seed(1)
+    failed = 0
+    for step in range(30):
+        batch = skewed_kjt(("t",), generator)
+        faults(call, "", error, 0, 1)
+        try:
+            out = bags(batch)
+        except StorageError as raised:
+            assert says in str(raised) and str(tmp_path) in str(raised)
+            failed += 1
+            _native.clear_faults()
+            out = bags(batch)
+        _native.clear_faults()
+        wanted = plain(batch)
+        assert_equal_outputs([wanted, out], step)
+        backward(wanted, step)
+        backward(out, step)
+    assert failed or call == _native.FileCall.open
+    assert_same_rows(plain, bags)
+
+
+def test_a_damaged_block_costs_its_own_rows_only(tmp_path):
+    plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
+    rows = torch.randn(2000, 8)
+    for module in (plain, bags):
+        module.table("t").assign(torch.arange(2000), rows)
+    segment = max(tmp_path.rglob("*.seg"), key=lambda path: path.stat().st_size)
+    with segment.open("r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)
+        file.seek(5000)
+        file.write(bytes([byte[0] ^ 1]))
+    table, lost = bags.table("t"), []
+    for key in range(2000):
+        try:
+            assert torch.equal(table.lookup([key])[0], rows[key])
+        except StorageError as error:
+            assert segment.name in str(error) and "block at 4096" in str(error)
+            lost.append(key)
+    assert 1 <= len(lost) <= 100
+    with pytest.raises(StorageError, match="checksum"):
+        bags(kjt({"t": [lost]}))
+    assert table.erase(lost) == len(lost) == plain.table("t").erase(lost)
+    for module in (plain, bags):
+        backward(module(kjt({"t": [lost]})), 0)
+    assert_same_rows(plain, bags)
+
+
+def test_a_folder_has_one_owner(tmp_path):
+    tables = [shoal.Table("t", 4, tiers=[shoal.Dram("1MiB"), shoal.Ssd(tmp_path, "16MiB")])]
+    bags = shoal.EmbeddingBagCollection(tables, name="one")
+    del bags
+    gc.collect()
+    from shoal.storage import SsdStorage
+
+    held = SsdStorage(str(tmp_path / "one" / "t"), 24, 16 << 20)
+    with pytest.raises(StorageError, match=r"process \d+"):
+        shoal.EmbeddingBagCollection(tables, name="one")
+    held.close()
+    shoal.EmbeddingBagCollection(tables, name="one")
