@@ -1,8 +1,9 @@
 """A loader whose batches find their rows in the top tier.
 
-A thread takes batches from the loader, up to `depth` ahead of the loop, and brings their rows up. It places, and
-nothing else: with and without it the run is the same, bit for bit. A batch that could not be placed, for want of room or
-because a disk failed, is handed on all the same: its lookup brings the rows itself, or says what is wrong.
+One thread takes batches from the loader, up to `depth` ahead of the loop, and reads their rows; another puts them in the
+top tier, while the first reads on. They place, and nothing else: with and without them a run is the same, bit for bit.
+A batch that could not be placed, for want of room or because a disk failed, is handed on all the same: its lookup brings
+the rows itself, or says what is wrong.
 """
 
 import threading
@@ -23,8 +24,11 @@ _JOIN_SECONDS = 10.0
 class Placed(Protocol):
     """What a collection answers to `stage`."""
 
-    def bring(self, may_wait: Callable[[], bool]) -> None:
-        """Bring the rows up."""
+    def read(self) -> None:
+        """Read the rows."""
+
+    def place(self, may_wait: Callable[[], bool]) -> None:
+        """Put them in the top tier."""
 
     def release(self) -> None:
         """Let them go down again."""
@@ -43,13 +47,23 @@ class _Together:
     def __init__(self, parts: Sequence[Placed]) -> None:
         self._parts = parts
 
-    def bring(self, may_wait: Callable[[], bool]) -> None:
+    def read(self) -> None:
         for part in self._parts:
-            part.bring(may_wait)
+            part.read()
+
+    def place(self, may_wait: Callable[[], bool]) -> None:
+        for part in self._parts:
+            part.place(may_wait)
 
     def release(self) -> None:
         for part in self._parts:
             part.release()
+
+
+def _given_up(placed: Placed | None) -> None:
+    """What is wrong with a batch is the lookup's to say, in the loop, where somebody can do something about it."""
+    if placed is not None:
+        placed.release()
 
 
 class _Run(Generic[BatchT]):
@@ -59,13 +73,19 @@ class _Run(Generic[BatchT]):
         self._batches = batches
         self._stage = stage
         self._depth = depth
+        self._read: deque[tuple[BatchT, Placed | None]] = deque()
         self._ready: deque[tuple[BatchT, Placed | None]] = deque()
+        self._ahead = 0  # batches that were taken from the loader, and not by the loop
         self._changed = threading.Condition()
         self._in_use: Placed | None = None
-        self._is_awaited = self._is_closed = self._is_over = False
+        self._is_awaited = self._is_closed = self._is_read = self._is_over = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="shoal-prefetch", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True)
+            for name, work in (("read", self._read_all), ("place", self._place_all))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # ---- the loop's side
 
@@ -82,6 +102,7 @@ class _Run(Generic[BatchT]):
                     raise self._error
                 raise StopIteration
             batch, self._in_use = self._ready.popleft()
+            self._ahead -= 1
             self._changed.notify_all()
         return batch
 
@@ -90,10 +111,10 @@ class _Run(Generic[BatchT]):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(_JOIN_SECONDS)
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
         self._let_go()
-        while self._ready:
-            _batch, placed = self._ready.popleft()
+        for _batch, placed in (*self._read, *self._ready):
             if placed is not None:
                 placed.release()
 
@@ -102,43 +123,59 @@ class _Run(Generic[BatchT]):
             self._in_use.release()
             self._in_use = None
 
-    # ---- the thread's side
+    # ---- the threads' side
 
-    def _work(self) -> None:
+    def _read_all(self) -> None:
         try:
             while self._may_go_on():
                 try:
                     batch = next(self._batches)
                 except StopIteration:
                     break
-                placed = self._placed(batch)
+                placed = self._stage_and_read(batch)
                 with self._changed:
-                    self._ready.append((batch, placed))
+                    self._read.append((batch, placed))
                     self._changed.notify_all()
         except BaseException as error:
             self._error = error
         finally:
             with self._changed:
-                self._is_over = True
+                self._is_read = True
                 self._changed.notify_all()
 
     def _may_go_on(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._depth)
+            self._changed.wait_for(lambda: self._is_closed or self._ahead < self._depth)
+            self._ahead += 1
             return not self._is_closed
 
-    def _placed(self, batch: BatchT) -> Placed | None:
+    def _stage_and_read(self, batch: BatchT) -> Placed | None:
         placed = None
         try:
             placed = self._stage(batch)
             if placed is not None:
-                placed.bring(self._may_wait)
+                placed.read()
         except Exception:
-            # What is wrong with it is the lookup's to say, in the loop, where somebody can do something about it.
-            if placed is not None:
-                placed.release()
-            return None
+            return _given_up(placed)
         return placed
+
+    def _place_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._read or self._is_read or self._is_closed)
+                if self._is_closed or not self._read:
+                    self._is_over = True
+                    self._changed.notify_all()
+                    return
+                batch, placed = self._read.popleft()
+            try:
+                if placed is not None:
+                    placed.place(self._may_wait)
+            except Exception:
+                placed = _given_up(placed)
+            with self._changed:
+                self._ready.append((batch, placed))
+                self._changed.notify_all()
 
     def _may_wait(self) -> bool:
         """Wait for batches before this one to let their rows go, unless the loop waits for this one."""

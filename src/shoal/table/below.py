@@ -36,6 +36,11 @@ class Staged:
         """The answer, in the order of `keys`."""
         self._rows, self._found = rows, found
 
+    @property
+    def comes(self) -> bool:
+        """Whether its rows are on their way: being read, or read and not placed."""
+        return not len(self._found) or bool(self._found.any())
+
     def spoil(self, keys: Tensor) -> None:
         """Hear that these keys are written or erased."""
         self._spoiled.append(keys)
@@ -162,6 +167,11 @@ class Below:
         staged = Staged(keys)
         self._staged[id(staged)] = staged
         return staged
+
+    def without_coming(self, keys: Tensor) -> Tensor:
+        """The keys that no other batch is reading already."""
+        others = [staged.keys for staged in tuple(self._staged.values()) if staged.comes]
+        return keys[~torch.isin(keys, torch.cat(others))] if others else keys
 
     def unstage(self, staged: Staged) -> None:
         """Forget what was read ahead."""

@@ -92,9 +92,12 @@ class _Held:
 class Staging(Protocol):
     """A batch whose rows come to the top tier ahead of its lookup. It changes no result."""
 
-    def bring(self, may_wait: Callable[[], bool]) -> None:
-        """Bring them. `may_wait`, asked where batches hold all of the tier, waits for a while and says whether to try
-        again; where not, the lookup brings them."""
+    def read(self) -> None:
+        """Read them from below."""
+
+    def place(self, may_wait: Callable[[], bool]) -> None:
+        """Put them in the top tier. `may_wait`, asked where batches hold all of it, waits for a while and says whether
+        to try again; where not, the lookup brings them."""
 
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""

@@ -36,7 +36,7 @@ class HostStaging:
         with group.reading():
             self.plan = group._plan(names)
             self.bags = bags_of(values, offsets, None, len(names), self.plan.copies)
-            lacking = self.plan.lookup.find(self.bags, get_num_threads())
+            lacking = self.plan.lookup.find(self.bags, list(range(len(self.plan.parts))), get_num_threads())
             parts: dict[int, list[tuple[int, int]]] = {}
             for part, lacks in zip(self.plan.parts, lacking, strict=True):
                 if lacks and group.tables[part.table].below is not None:
@@ -45,16 +45,19 @@ class HostStaging:
             for at, number in enumerate(parts):
                 below = group.tables[number].below
                 assert below is not None
-                self.answers[number] = below.stage(missing.keys(at))
+                self.answers[number] = below.stage(below.without_coming(missing.keys(at)))
             group.staged[self.address] = self
 
-    def bring(self, may_wait: Callable[[], bool]) -> None:
-        """Read what is below, and put it in memory. `may_wait`, asked where other batches hold all of it, waits for a
-        while and says whether to try again; where not, the lookup will have to do it."""
+    def read(self) -> None:
+        """Read what is below."""
         for number, staged in self.answers.items():
             below = self.group.tables[number].below
             assert below is not None
             staged.set(*below.read(staged.keys))
+
+    def place(self, may_wait: Callable[[], bool]) -> None:
+        """Put what was read in memory. `may_wait`, asked where other batches hold all of it, waits for a while and says
+        whether to try again; where not, the lookup will have to do it."""
         for number, staged in self.answers.items():
             while not self._place(number, staged):
                 if not may_wait():
@@ -67,6 +70,7 @@ class HostStaging:
             with self.group.writing():
                 if self.group.staged.get(self.address) is not self:
                     return True  # looked up already, or dropped
+                self._find(number)  # what others brought meanwhile stays
                 # Also for what will be born: the lookup will find room.
                 wanted = len(staged.keys)
                 spare = table.spare(wanted)
@@ -75,7 +79,7 @@ class HostStaging:
                     absent = table.find(keys) == NO_SLOT
                     come = Arrivals(keys[absent], rows[absent], absent[absent])
                     with arriving([table], [come]):
-                        self.plan.lookup.find(self.bags, get_num_threads())
+                        self._find(number)
                     return True
                 leaving = table.begin_leaving(wanted - spare, staged=True)
                 if leaving is None:
@@ -92,6 +96,11 @@ class HostStaging:
                 raise
             with self.group.writing():
                 table.end_leaving(leaving, alone=False)
+
+    def _find(self, number: int) -> None:
+        """The slots of one table's keys, as they are now: they hold the rows in memory."""
+        parts = [at for at, part in enumerate(self.plan.parts) if part.table == number]
+        self.plan.lookup.find(self.bags, parts, get_num_threads())
 
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
