@@ -151,6 +151,7 @@ class Bench:
         self.effort = effort
         self.gate = gate or QuietGate()
         self.say: Callable[[str], object] = lambda _what: None  # where progress is told
+        self.tell: Callable[[str], object] = lambda _what: None  # what belongs beside a case's numbers
         self._kept: dict[str, Any] = {}
 
     def keep(self, name: str, build: Callable[[], T]) -> T:

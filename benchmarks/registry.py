@@ -36,6 +36,10 @@ class Registry:
     def __init__(self) -> None:
         self._cases: dict[str, Case] = {}
 
+    def add(self, other: "Registry") -> None:
+        """Have the cases of another one too."""
+        self._cases |= other._cases
+
     def case(
         self,
         name: str,

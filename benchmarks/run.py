@@ -71,6 +71,7 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
                 bench.clear()
                 stage = case.stage
             bench.say = lambda what, case=case: progress.update(task, description=f"{case.name}: {what}")
+            bench.tell = lambda what, case=case: console.print(f"{case.name}: {what}", highlight=False)
             try:
                 result = case.run(bench)
             except Mismatch as reason:
@@ -117,6 +118,8 @@ def main() -> int:
     given = parser.parse_args()
 
     registry = importlib.import_module(f"benchmarks.{given.suite}").registry
+    if given.suite == "tiers":
+        registry.add(importlib.import_module("benchmarks.spill").registry)
     console = Console(width=None if sys.stdout.isatty() else 150)
     cases = registry.select(given.only)
     if not cases:

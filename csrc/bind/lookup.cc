@@ -90,15 +90,14 @@ struct BoundLookup {
     return {};
   }
 
-  // Slots of some parts alone; how many keys each lacks.
-  std::vector<int64_t> find_slots(BoundBags& batch, const std::vector<size_t>& which, int threads) const {
+  // Slots alone; how many keys each part lacks.
+  std::vector<int64_t> find_slots(BoundBags& batch, int threads) const {
     std::vector<KeyRange> ranges;
-    for (size_t number : which) {
-      const LookupPart& part = parts.at(number);
+    for (const LookupPart& part : parts) {
       ranges.push_back(batch.range(part.feature.source, part.feature.copy));
       ranges.back().index = part.index;
     }
-    std::vector<int64_t> missing(which.size());
+    std::vector<int64_t> missing(parts.size());
     find(ranges, {batch.bags().keys, batch.bags().narrow_keys}, batch.slots(), missing.data(), threads);
     return missing;
   }
@@ -227,8 +226,8 @@ void bind_lookup(nb::module_& m) {
           nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"), nb::arg("fetches"),
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
           "`trains`: in training keys without a row get one; `fetches`: they may have one below")
-      .def("find", &BoundLookup::find_slots, nb::arg("bags"), nb::arg("parts"), nb::arg("threads"), Released(),
-           "Slots of some parts alone; how many keys each lacks")
+      .def("find", &BoundLookup::find_slots, nb::arg("bags"), nb::arg("threads"), Released(),
+           "Slots alone; how many keys each part lacks")
       .def("run", &BoundLookup::run, nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
            nb::arg("training"), nb::arg("threads"), Released(),
            "Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks");

@@ -398,8 +398,8 @@ class Lookup:
         `trains`: in training keys without a row get one; `fetches`: they may have one below
         """
 
-    def find(self, bags: Bags, parts: Sequence[int], threads: int) -> list[int]:
-        """Slots of some parts alone; how many keys each lacks"""
+    def find(self, bags: Bags, threads: int) -> list[int]:
+        """Slots alone; how many keys each part lacks"""
 
     def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, threads: int) -> list[int]:
         """

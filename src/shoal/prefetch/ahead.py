@@ -60,7 +60,7 @@ class _Together:
             part.release()
 
 
-def _given_up(placed: Placed | None) -> None:
+def _give_up(placed: Placed | None) -> None:
     """What is wrong with a batch is the lookup's to say, in the loop, where somebody can do something about it."""
     if placed is not None:
         placed.release()
@@ -156,7 +156,8 @@ class _Run(Generic[BatchT]):
             if placed is not None:
                 placed.read()
         except Exception:
-            return _given_up(placed)
+            _give_up(placed)
+            return None
         return placed
 
     def _place_all(self) -> None:
@@ -172,7 +173,8 @@ class _Run(Generic[BatchT]):
                 if placed is not None:
                     placed.place(self._may_wait)
             except Exception:
-                placed = _given_up(placed)
+                _give_up(placed)
+                placed = None
             with self._changed:
                 self._ready.append((batch, placed))
                 self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -25,6 +26,9 @@ from shoal.table.lease import Leases
 from shoal.table.parts import Part
 from shoal.table.plan import Plan
 from shoal.table.staging import HostStaging, address_of
+
+# Tables whose rows are read at a time.
+_READERS = 8
 
 
 @dataclass
@@ -71,6 +75,8 @@ class HostGroup(Group):
         super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed, folder) for config in configs])
         self._at_work: Batch | None = None  # a lookup whose rows are being brought
         self.staged: dict[tuple[int, int], HostStaging] = {}
+        # A thread waits in each for its table's disk; none is made before it is needed.
+        self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="shoal-prefetch-table")
         for number, table in enumerate(self.tables):
             table.pin = partial(_pin, weakref.ref(self), number)
         storages = [table.below.storage for table in self.tables if table.below is not None]
@@ -209,7 +215,7 @@ class HostGroup(Group):
                     return out, self._kept(batch, keep)
         finally:
             for number, staged in asked.items():
-                self._below(number).unstage(staged)
+                self.below(number).unstage(staged)
 
     def _kept(self, batch: Batch, keep: bool) -> Tensor:
         """The lease of a batch that was looked up; where no backward can follow, there is none."""
@@ -225,7 +231,8 @@ class HostGroup(Group):
 
     # ---- rows that are not in memory
 
-    def _below(self, number: int) -> Below:
+    def below(self, number: int) -> Below:
+        """What a table has below its memory. REQUIRES: it has something."""
         below = self.tables[number].below
         assert below is not None
         return below
@@ -249,8 +256,8 @@ class HostGroup(Group):
         """What is below of the keys that are missing."""
         asked = {}
         for at, number in enumerate(missing.tables):
-            staged = asked[number] = self._below(number).stage(missing.keys.keys(at))
-            staged.set(*self._below(number).read(staged.keys))
+            staged = asked[number] = self.below(number).stage(missing.keys.keys(at))
+            staged.set(*self.below(number).read(staged.keys))
         return asked
 
     def _complete(self, batch: Batch, missing: "Missing", answers: Mapping[int, Staged], alone: bool) -> None:

@@ -4,7 +4,7 @@ Staging only places. It reads from below without the group's lock and takes that
 leave; births, scores and counts are the lookup's. What is staged and then not looked up changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of
 from shoal.table.arrivals import Arrivals, arriving
 from shoal.table.below import Staged
+from shoal.table.host import Leaving
 
 if TYPE_CHECKING:
     from shoal.table.host_group import HostGroup
@@ -36,77 +37,103 @@ class HostStaging:
         with group.reading():
             self.plan = group._plan(names)
             self.bags = bags_of(values, offsets, None, len(names), self.plan.copies)
-            lacking = self.plan.lookup.find(self.bags, list(range(len(self.plan.parts))), get_num_threads())
+            lacking = self.plan.lookup.find(self.bags, get_num_threads())
             parts: dict[int, list[tuple[int, int]]] = {}
             for part, lacks in zip(self.plan.parts, lacking, strict=True):
                 if lacks and group.tables[part.table].below is not None:
                     parts.setdefault(part.table, []).append((part.source, part.copy))
-            missing = self.bags.missing(list(parts.values()), get_num_threads())
-            for at, number in enumerate(parts):
-                below = group.tables[number].below
-                assert below is not None
-                self.answers[number] = below.stage(below.without_coming(missing.keys(at)))
+            self._lacking = list(parts)
+            self._missing = self.bags.missing(list(parts.values()), get_num_threads())
+            for at, number in enumerate(self._lacking):
+                below = group.below(number)
+                self.answers[number] = below.stage(below.without_coming(self._missing.keys(at)))
             group.staged[self.address] = self
 
     def read(self) -> None:
-        """Read what is below."""
-        for number, staged in self.answers.items():
-            below = self.group.tables[number].below
-            assert below is not None
-            staged.set(*below.read(staged.keys))
+        """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
+
+        def of_table(number: int) -> None:
+            staged = self.answers[number]
+            staged.set(*self.group.below(number).read(staged.keys))
+
+        if len(self.answers) < 2:
+            for number in self.answers:
+                of_table(number)
+        else:
+            for _done in self.group.readers.map(of_table, self.answers):
+                pass
 
     def place(self, may_wait: Callable[[], bool]) -> None:
         """Put what was read in memory. `may_wait`, asked where other batches hold all of it, waits for a while and says
         whether to try again; where not, the lookup will have to do it."""
-        for number, staged in self.answers.items():
-            while not self._place(number, staged):
-                if not may_wait():
-                    break
-
-    def _place(self, number: int, staged: Staged) -> bool:
-        table = self.group.tables[number]
-        assert table.below is not None
-        while True:
+        waiting = list(self.answers)
+        while waiting:
             with self.group.writing():
                 if self.group.staged.get(self.address) is not self:
-                    return True  # looked up already, or dropped
-                self._find(number)  # what others brought meanwhile stays
-                # Also for what will be born: the lookup will find room.
-                wanted = len(staged.keys)
-                spare = table.spare(wanted)
-                if spare >= wanted:
-                    keys, rows = staged.place()
-                    absent = table.find(keys) == NO_SLOT
-                    come = Arrivals(keys[absent], rows[absent], absent[absent])
-                    with arriving([table], [come]):
-                        self._find(number)
-                    return True
-                leaving = table.begin_leaving(wanted - spare, staged=True)
-                if leaving is None:
-                    return False
-                table.below.writing.acquire()
-            try:
-                try:
-                    table.write_leaving(leaving)
-                finally:
-                    table.below.writing.release()
-            except BaseException:
-                with self.group.writing():
-                    table.stay(leaving)
-                raise
-            with self.group.writing():
-                table.end_leaving(leaving, alone=False)
+                    return  # looked up already, or dropped
+                placed = self._place(waiting)
+                waiting = [number for number in waiting if number not in placed]
+                leaving = self._begin_leaving(waiting)
+            if waiting and not leaving and not may_wait():
+                return
+            self._let_leave(leaving)
 
-    def _find(self, number: int) -> None:
-        """The slots of one table's keys, as they are now: they hold the rows in memory."""
-        parts = [at for at, part in enumerate(self.plan.parts) if part.table == number]
-        self.plan.lookup.find(self.bags, parts, get_num_threads())
+    def _place(self, numbers: Sequence[int]) -> list[int]:
+        """Put rows of tables in memory that has room, also for what will be born; returns which these are."""
+        placed, arrivals = [], []
+        for number in numbers:
+            self._hold(number)  # what others brought meanwhile stays
+            table, staged = self.group.tables[number], self.answers[number]
+            if table.spare(len(staged.keys)) == len(staged.keys):
+                keys, rows = staged.place()
+                absent = table.find(keys) == NO_SLOT
+                if not bool(absent.all()):
+                    keys, rows, absent = keys[absent], rows[absent], absent[absent]
+                placed.append(number)
+                arrivals.append(Arrivals(keys, rows, absent))
+        with arriving([self.group.tables[number] for number in placed], arrivals):
+            for number in placed:
+                self._hold(number)
+        return placed
+
+    def _hold(self, number: int) -> None:
+        """Know the slots of the keys that were missing, as they are now: so their rows stay."""
+        at = self._lacking.index(number)
+        self.bags.fill(self._missing, at, self.group.tables[number].find(self._missing.keys(at)))
+
+    def _begin_leaving(self, numbers: Sequence[int]) -> dict[int, Leaving]:
+        leaving = {}
+        for number in numbers:
+            table, wanted = self.group.tables[number], len(self.answers[number].keys)
+            if chosen := table.begin_leaving(wanted - table.spare(wanted), staged=True):
+                leaving[number] = chosen
+                self.group.below(number).writing.acquire()
+        return leaving
+
+    def _let_leave(self, leaving: dict[int, Leaving]) -> None:
+        """Write what leaves, without the group's lock; then it may."""
+        failed: list[BaseException] = []
+        for number, chosen in leaving.items():
+            try:
+                self.group.tables[number].write_leaving(chosen)
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                self.group.below(number).writing.release()
+        if leaving:
+            with self.group.writing():
+                for number, chosen in leaving.items():
+                    table = self.group.tables[number]
+                    if chosen.is_written:
+                        table.end_leaving(chosen, alone=False)
+                    else:
+                        table.stay(chosen)
+        if failed:
+            raise failed[0]
 
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
         if self.group.staged.get(self.address) is self:
             del self.group.staged[self.address]
         for number, staged in self.answers.items():
-            below = self.group.tables[number].below
-            assert below is not None
-            below.unstage(staged)
+            self.group.below(number).unstage(staged)

@@ -1,0 +1,178 @@
+"""Training where tables do not fit into memory: what it costs beside the same with memory enough, and what a disk allows.
+
+The work is that of the cpu suite at dim 64. Every step has a batch of its own: batches that came round again would find
+their rows in memory.
+"""
+
+import itertools
+import pathlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import shoal
+from benchmarks import work
+from benchmarks.measure import OURS, Bench, Result
+from benchmarks.ours import NAMES
+from benchmarks.peers import fio
+from benchmarks.registry import Limit, Registry
+
+registry = Registry()
+DIM = 64
+DEPTH = 128  # requests that the disk has in hand: the store's own
+FIO_BYTES = 1 << 30
+TURN_STEPS = 12
+WARM_STEPS = 40
+# At this exponent about one in a hundred different keys of a batch is not in memory that holds a quarter of the rows.
+SKEWED = 1.5
+
+
+def keys_of_batch(exponent: float, rows: int, number: int) -> torch.Tensor:
+    """Keys of all tables, drawn by Zipf's law."""
+    random = np.random.default_rng(9000 + number)
+    cumulated = _cumulated(exponent, rows)
+    ranks = np.searchsorted(cumulated, random.random((work.TABLES, work.BATCH * work.BAG)) * cumulated[-1])
+    ids = torch.from_numpy(ranks.clip(max=rows - 1))
+    return torch.cat([work.keys_of(ids[table], stream=table) for table in range(work.TABLES)])
+
+
+_sums: dict[tuple[float, int], np.ndarray] = {}
+
+
+def _cumulated(exponent: float, rows: int) -> np.ndarray:
+    if (exponent, rows) not in _sums:
+        _sums[exponent, rows] = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
+    return _sums[exponent, rows]
+
+
+def batches(exponent: float, rows: int, numbers: Iterator[int]) -> list[shoal.KeyedJaggedTensor]:
+    lengths = torch.full((work.TABLES * work.BATCH,), work.BAG)
+    return [
+        shoal.KeyedJaggedTensor(NAMES, keys_of_batch(exponent, rows, number), lengths=lengths) for number in numbers
+    ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step took, and what it found in memory."""
+
+    milliseconds: float
+    misses: float  # rows that came from the disk
+    hit_rate: float  # of different keys
+    different: float
+
+
+class Subject:
+    """Tables of so many rows, in memory or spilling out of it."""
+
+    def __init__(self, rows: int, memory: float | None, folder: pathlib.Path | None) -> None:
+        self.rows = rows
+        tiers = None
+        if memory is not None:
+            # What a table's rows and index take where all of them are in memory.
+            whole = rows * (DIM * 4 + 4 + 12 + 17)
+            tiers = [shoal.Dram(int(whole * memory)), shoal.Ssd(str(folder), 4 * whole + (64 << 20))]
+        tables = [shoal.Table(name, DIM, tiers=tiers, optimizer=shoal.RowwiseAdagrad(lr=0.01)) for name in NAMES]
+        self.bags = shoal.EmbeddingBagCollection(tables, seed=0)
+        self.gradient = work.gradient(DIM)
+        for table, name in enumerate(NAMES):
+            handle, first = self.bags.table(name), work.rows(table, 1, DIM)
+            # The hot ids last: these are in memory at the start.
+            for ids in reversed(list(work.chunks(rows, 1 << 14))):
+                handle.assign(work.keys_of(ids, stream=table), first.expand(len(ids), -1))
+
+    def train(self, some: list[shoal.KeyedJaggedTensor], depth: int) -> Step:
+        """Train on batches, with `depth` of them ahead."""
+        different = sum(len(batch.values().unique()) for batch in some) / len(some)
+        before, begin = self._fetched(), time.perf_counter()
+        for batch in shoal.prefetch(some, self.bags, depth=depth) if depth else some:
+            self.bags(batch).values().backward(self.gradient)
+        milliseconds = 1e3 * (time.perf_counter() - begin) / len(some)
+        misses = (self._fetched() - before) / len(some)
+        return Step(milliseconds, misses, 1 - misses / different, different)
+
+    def _fetched(self) -> int:
+        tiers = [stats.tiers for stats in self.bags.stats().values()]
+        return sum(each[1].hits for each in tiers if len(each) > 1)
+
+
+def _spill(bench: Bench, exponent: float) -> Result:
+    from benchmarks.tiers import folder
+
+    rows = bench.effort.live_rows
+    with folder() as here:
+        bench.say("filling tables")
+        whole, part = Subject(rows, None, None), Subject(rows, 0.25, here / "rows")
+        fio.run(here / "fio", "write", "1M", 8, FIO_BYTES, 1)
+        numbers = itertools.count()
+        bench.say("warming up")
+        for _ in range(WARM_STEPS // TURN_STEPS):
+            some = batches(exponent, rows, itertools.islice(numbers, TURN_STEPS))
+            whole.train(some, 0)
+            part.train(some, 2)
+        rounds: dict[str, list[float]] = {OURS: [], "limit": [], "all in memory": [], "misses by fio": []}
+        found: list[tuple[Step, float, float]] = []
+        for number in range(bench.effort.rounds):
+            bench.say(f"round {number + 1}")
+            some = batches(exponent, rows, itertools.islice(numbers, TURN_STEPS))
+            in_memory = whole.train(some, 0).milliseconds
+            spilling = part.train(some, 2)
+            requests = fio.run(here / "fio", "randread", "4k", DEPTH, FIO_BYTES, 1.0)["requests"]
+            disk = 1e3 * spilling.misses / requests
+            found.append((spilling, in_memory, disk))
+            for name, value in zip(rounds, (spilling.milliseconds, max(in_memory, disk), in_memory, disk), strict=True):
+                rounds[name].append(value)
+        middle = sorted(found, key=lambda one: one[0].milliseconds)[len(found) // 2]
+        bench.tell(
+            f"{middle[0].hit_rate:.1%} of {middle[0].different:.0f} different keys in memory, {middle[0].misses:.0f} "
+            f"misses a step; all in memory {middle[1]:.1f} ms, misses by fio's reads {middle[2]:.1f} ms"
+        )
+    return Result("ms", rounds)
+
+
+@registry.case(
+    "train, memory for a quarter of the rows, zipf 1.05, prefetch",
+    compares="a step to the longer of the same step all in memory, and its misses by fio's random reads",
+    limits={"limit": Limit(1.3)},
+)
+def quarter(bench: Bench) -> Result:
+    return _spill(bench, work.ZIPF_EXPONENT)
+
+
+@registry.case(
+    "train, memory for a quarter of the rows, zipf {exponent}, prefetch",
+    compares="a step of which about one key in a hundred is not in memory, to the same all in memory",
+    limits={"all in memory": Limit(1.5)},
+    exponent=(SKEWED,),
+)
+def skewed(bench: Bench, exponent: float) -> Result:
+    return _spill(bench, exponent)
+
+
+@registry.case(
+    "train, everything in memory, an ssd below it, zipf 1.05",
+    compares="a step to the same without the ssd",
+    limits={"without ssd": Limit(1.03)},
+)
+def fits(bench: Bench) -> Result:
+    from benchmarks.measure import Contender
+    from benchmarks.tiers import folder
+
+    rows = bench.effort.live_rows
+    with folder() as here:
+        without, with_ssd = Subject(rows, None, None), Subject(rows, 1.5, here / "rows")
+        some = batches(work.ZIPF_EXPONENT, rows, iter(range(work.BATCHES)))
+
+        def step(subject: Subject, number: int) -> None:
+            subject.bags(some[number % len(some)]).values().backward(subject.gradient)
+
+        return bench.alternate(
+            [
+                Contender(OURS, lambda number: step(with_ssd, number)),
+                Contender("without ssd", lambda number: step(without, number)),
+            ],
+            warm_steps=2 * work.BATCHES,
+        )
