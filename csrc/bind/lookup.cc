@@ -64,7 +64,8 @@ struct BoundLookup {
   std::vector<char> fetches;
 
   // `out` has `width` columns for all parts, or, if that is negative, the rows of one part behind the other's.
-  std::vector<int64_t> run(BoundBags& batch, uintptr_t out, int64_t width, Dtype dtype, bool training, int threads) {
+  std::vector<int64_t> run(BoundBags& batch, uintptr_t out, int64_t width, Dtype dtype, bool training, bool known,
+                           int threads) {
     const Bags& bags = batch.bags();
     const int64_t bytes = dtype == Dtype::f32 ? 4 : 2;
     batch.parts = parts;
@@ -78,7 +79,7 @@ struct BoundLookup {
       at += (batch.range(feature.source, 0).end - batch.range(feature.source, 0).begin) * dim * bytes;
       batch.parts[p].waits &= training || fetches[p];
     }
-    Found found = lookup(batch.parts, bags, batch.slots(), dtype, threads);
+    Found found = lookup(batch.parts, bags, batch.slots(), known, dtype, threads);
     batch.counts.clear();
     for (size_t p = 0; p < parts.size(); ++p) {
       KeyRange keys = batch.range(parts[p].feature.source, 0);
@@ -228,9 +229,11 @@ void bind_lookup(nb::module_& m) {
           "`trains`: in training keys without a row get one; `fetches`: they may have one below")
       .def("find", &BoundLookup::find_slots, nb::arg("bags"), nb::arg("threads"), Released(),
            "Slots alone; how many keys each part lacks")
-      .def("run", &BoundLookup::run, nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
-           nb::arg("training"), nb::arg("threads"), Released(),
-           "Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks");
+      .def(
+          "run", &BoundLookup::run, nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
+          nb::arg("training"), nb::arg("known"), nb::arg("threads"), Released(),
+          "Slots, unless they are known, then rows to the output at an address; if some rows are to be born first, how "
+          "many each part lacks");
 }
 
 }  // namespace shoal

@@ -35,9 +35,23 @@ int64_t find_task(const Index& index, const PoolTask& task, const Bags& bags, ui
   return static_cast<int64_t>(lost);
 }
 
+// The same for positions that had none when others were found.
+int64_t find_rest(const Index& index, const PoolTask& task, const Bags& bags, uint32_t* slots) {
+  auto [begin, end] = positions_of(task, bags);
+  uint32_t* first = slots + task.feature->copy * bags.count;
+  int64_t lost = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    if (first[i] != kNoSlot) continue;
+    first[i] = index.find(bags.key(i));
+    lost += first[i] == kNoSlot;
+  }
+  return lost;
+}
+
 }  // namespace
 
-Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, Dtype out_dtype, int threads) {
+Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, bool known, Dtype out_dtype,
+             int threads) {
   std::vector<PoolTask> tasks;
   std::vector<size_t> part_of;
   int64_t work = 0;
@@ -52,7 +66,8 @@ Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* s
   std::vector<char> lacks(tasks.size(), 0);
   pool.run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
     size_t at = static_cast<size_t>(t);
-    int64_t lost = find_task(*parts[part_of[at]].index, tasks[at], bags, slots);
+    const auto find = known ? find_rest : find_task;
+    int64_t lost = find(*parts[part_of[at]].index, tasks[at], bags, slots);
     if (!lost) return;
     lacks[at] = 1;
     std::atomic_ref<int64_t>(found.missing[part_of[at]]).fetch_add(lost, std::memory_order_relaxed);

@@ -29,9 +29,11 @@ struct Found {
   std::vector<WaitingTask> rest;  // what is to be pooled once the missing keys have rows
 };
 
-// Writes slots[copy * n + i] of every position of every part, and pools what waits for nothing. `parts` must stay where
-// they are until the rest is pooled.
-Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, Dtype out_dtype, int threads);
+// Writes slots[copy * n + i] of every position of every part, and pools what waits for nothing. `known`: those of keys
+// that had a row when the batch was staged are there already, and still right.
+// `parts` must stay where they are until the rest is pooled.
+Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, bool known, Dtype out_dtype,
+             int threads);
 
 // REQUIRES: every position of the parts that wait has its slot.
 void pool_rest(const std::vector<LookupPart>& parts, const std::vector<WaitingTask>& rest, const Bags& bags,

@@ -94,7 +94,7 @@ void pools_at_once_what_waits_for_nothing() {
           Batch batch(2, bags, 6, 1000, waits);
           std::vector<float> out(static_cast<size_t>(bags * kDim) + 1, -9.0f);
           std::vector<LookupPart> parts = {{&table.index, feature_of(table, 1, 1, &out), waits}};
-          Found found = lookup(parts, batch.bags(narrow), batch.slots.data(), Dtype::f32, threads);
+          Found found = lookup(parts, batch.bags(narrow), batch.slots.data(), false, Dtype::f32, threads);
           CHECK(found.rest.empty());
           std::vector<float> wanted = sums(table, batch, 1, true);
           CHECK(std::equal(wanted.begin(), wanted.end(), out.begin()) && out.back() == -9.0f, bags, narrow, threads);
@@ -121,7 +121,7 @@ void pools_the_rest_after_births() {
                                        {&table.index, feature_of(table, 1, 0, &read), false},
                                        {&empty.index, feature_of(empty, 2, 0, &other), true}};
       Bags seen = batch.bags(false);
-      Found found = lookup(parts, seen, batch.slots.data(), Dtype::f32, threads);
+      Found found = lookup(parts, seen, batch.slots.data(), false, Dtype::f32, threads);
       const std::vector<std::pair<size_t, Table*>> births = {{0, &table}, {2, &empty}};
       for (auto [part, into] : births) {
         KeyRange range{nullptr, batch.offsets[part * static_cast<size_t>(bags)],

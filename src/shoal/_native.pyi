@@ -401,9 +401,9 @@ class Lookup:
     def find(self, bags: Bags, threads: int) -> list[int]:
         """Slots alone; how many keys each part lacks"""
 
-    def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, threads: int) -> list[int]:
+    def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, known: bool, threads: int) -> list[int]:
         """
-        Slots, then rows to the output at an address; if some rows are to be born first, how many each part lacks
+        Slots, unless they are known, then rows to the output at an address; if some rows are to be born first, how many each part lacks
         """
 
 class BatchSizes:

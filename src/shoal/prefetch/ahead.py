@@ -1,9 +1,9 @@
 """A loader whose batches find their rows in the top tier.
 
-One thread takes batches from the loader, up to `depth` ahead of the loop, and reads their rows; another puts them in the
-top tier, while the first reads on. They place, and nothing else: with and without them a run is the same, bit for bit.
-A batch that could not be placed, for want of room or because a disk failed, is handed on all the same: its lookup brings
-the rows itself, or says what is wrong.
+One thread takes batches from the loader, up to `depth` ahead of the loop, and reads their rows; another puts them in
+the top tier, while the first reads on. They place, and nothing else: with and without them a run is the same, bit for
+bit. A batch that could not be placed, for want of room or because a disk failed, is handed on all the same: its lookup
+brings the rows itself, or says what is wrong.
 """
 
 import threading

@@ -70,6 +70,7 @@ class HostTable:
         # Whose rows must stay in memory: the group knows. First those of batches at work, then those of staged ones.
         self.pin: Callable[[_native.Pins, bool], None] = lambda _pins, _staged: None
         self.clock = 0  # counts batches; what was used longest ago leaves first
+        self.epoch = 0  # changes when a key that had a slot has another one, or none
         self.fetched = 0  # positions of batches whose keys were below memory
         self._promotions = self._demotions = self._left = 0
         self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
@@ -91,6 +92,7 @@ class HostTable:
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         self.index = index
         self.storage = storage
+        self.epoch += 1
         self._victims = _native.Victims()
         self._leaving: list[Leaving] = []
         self._compacting_from = 0
@@ -205,6 +207,7 @@ class HostTable:
         They count as clean from here on. `staged`: those that batches on their way will need stay too.
         """
         pins = self.pins(staged)
+        self.epoch += not staged  # rows of staged batches may be among them
         # Some more than are needed, if there are any: the next batches will not have to wait.
         wanted = max(n, min(len(self.index) // _LEAVING_PART, _LEAVE_TOGETHER))
         keys, slots, dirty = self._victims.choose(self.index.native, self.storage.rows, self.clock, pins, wanted)
@@ -341,6 +344,7 @@ class HostTable:
         erased = len(slots) if erased is None else erased
         self._rows -= erased
         if len(slots):
+            self.epoch += 1
             self._may_compact = True
             if newest_lease is None:
                 self.storage.give(slots)
@@ -377,6 +381,7 @@ class HostTable:
         end = min(self._compacting_from + budget, self.index.extent)
         entries = self.index.entries(self._compacting_from, end, self.storage.compact_from)
         if len(entries.keys):
+            self.epoch += 1
             slots = self.storage.take(len(entries.keys))
             self.storage.move(entries.slots, slots)
             self.index.reassign(entries.keys, slots)

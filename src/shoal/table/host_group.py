@@ -41,6 +41,7 @@ class Batch:
     size: int  # bags of each feature
     weights: Tensor | None
     training: bool
+    known: bool = False  # slots were found when it was staged
     scores: Sequence[float] = ()  # by table
     applied: bool = False
 
@@ -138,7 +139,7 @@ class HostGroup(Group):
                     f"[{self.name}] its outputs have {plan.columns} columns; got {columns}. Where tables do not pool, "
                     f"call lookup_each."
                 )
-            return pool(plan.lookup, batch.bags, batch.size, plan.columns, dtype, training)
+            return pool(plan.lookup, batch.bags, batch.size, plan.columns, dtype, training, batch.known)
 
         return self._lookup(names, values, offsets, weights, training, keep, read)
 
@@ -171,7 +172,7 @@ class HostGroup(Group):
             wanted = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in batch.plan.parts)
             if size != wanted:
                 raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")
-            return pool_each(batch.plan.lookup, batch.bags, size, dtype, training)
+            return pool_each(batch.plan.lookup, batch.bags, size, dtype, training, batch.known)
 
         return self._lookup(names, values, offsets, None, training, keep, read)
 
@@ -189,17 +190,16 @@ class HostGroup(Group):
         values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
         alone = training or keep
         asked: dict[int, Staged] = {}
+        staging: HostStaging | None = None
         try:
             while True:
                 # Leases begin one after the other. The plan is read under the lock too: a load replaces the rows it
                 # points to.
                 with self.writing() if alone else self.reading():
-                    plan = self._plan(names)
-                    bags = bags_of(values, offsets, weights, len(names), plan.copies)
-                    size = (offsets.numel() - 1) // max(len(names), 1)
-                    batch = Batch(plan, bags, values.numel(), size, weights, training)
+                    if staging is None and self.staged:
+                        staging = self.staged.pop(address_of(values), None)  # from here on the batch is at work
+                    batch = self._begin(names, values, offsets, weights, training, staging)
                     out, lacking = read(batch)
-                    staging = self.staged.get(address_of(values)) if self.staged else None
                     if lacking:
                         missing = self._missing(batch, lacking)
                         if not alone:
@@ -207,15 +207,38 @@ class HostGroup(Group):
                             if any(staged.found for staged in asked.values()):
                                 # Rows are to come into memory, which those who read beside each other may not do.
                                 alone = True
+                                if staging is not None:  # until then its rows stay
+                                    self.staged[staging.address] = staging
+                                    staging = None
                                 continue
                         self._complete(batch, missing, asked or (staging.answers if staging else {}), alone)
-                    if staging is not None:
-                        staging.release()
                     self._stamp(batch, alone)
                     return out, self._kept(batch, keep)
         finally:
+            if staging is not None:
+                staging.release()
             for number, staged in asked.items():
                 self.below(number).unstage(staged)
+
+    def _begin(
+        self,
+        names: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        training: bool,
+        staging: HostStaging | None,
+    ) -> Batch:
+        """A batch for the kernels, with its slots where it was staged and they are still right."""
+        plan = self._plan(names)
+        size = (offsets.numel() - 1) // max(len(names), 1)
+        known = staging is not None and staging.is_still_right(plan, values, offsets)
+        if staging is not None and known:
+            bags = staging.bags
+            bind_again(bags, values, offsets, weights)
+        else:
+            bags = bags_of(values, offsets, weights, len(names), plan.copies)
+        return Batch(plan, bags, values.numel(), size, weights, training, known)
 
     def _kept(self, batch: Batch, keep: bool) -> Tensor:
         """The lease of a batch that was looked up; where no backward can follow, there is none."""

@@ -15,6 +15,7 @@ from shoal.ops.pool import bags_of
 from shoal.table.arrivals import Arrivals, arriving
 from shoal.table.below import Staged
 from shoal.table.host import Leaving
+from shoal.table.plan import Plan
 
 if TYPE_CHECKING:
     from shoal.table.host_group import HostGroup
@@ -34,6 +35,7 @@ class HostStaging:
         self.answers: dict[int, Staged] = {}
         # Kept: no other batch may have their place.
         self._values, self._offsets = values, offsets
+        self._versions = values._version, offsets._version
         with group.reading():
             self.plan = group._plan(names)
             self.bags = bags_of(values, offsets, None, len(names), self.plan.copies)
@@ -47,7 +49,22 @@ class HostStaging:
             for at, number in enumerate(self._lacking):
                 below = group.below(number)
                 self.answers[number] = below.stage(below.without_coming(self._missing.keys(at)))
+            self._epochs = self._epochs_now()
             group.staged[self.address] = self
+
+    def _epochs_now(self) -> list[int]:
+        return [self.group.tables[part.table].epoch for part in self.plan.parts]
+
+    def is_still_right(self, plan: Plan, values: Tensor, offsets: Tensor) -> bool:
+        """Whether the slots that were found are those of a lookup with that plan and these tensors. Keys that had none
+        may have one by now."""
+        return (
+            plan is self.plan
+            and values is self._values
+            and offsets.data_ptr() == self._offsets.data_ptr()
+            and (values._version, offsets._version) == self._versions
+            and self._epochs_now() == self._epochs
+        )
 
     def read(self) -> None:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""

@@ -42,19 +42,26 @@ def _output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def pool(
-    lookup: _native.Lookup, bags: _native.Bags, batch: int, columns: int, dtype: torch.dtype, training: bool
+    lookup: _native.Lookup,
+    bags: _native.Bags,
+    batch: int,
+    columns: int,
+    dtype: torch.dtype,
+    training: bool,
+    known: bool,
 ) -> tuple[Tensor, list[int]]:
     """Every part's pooled rows in its columns of one [batch, columns] output.
 
-    If rows are to be born first: how many each part lacks, and `bags.finish` completes the output.
+    If rows are to come into memory first: how many each part lacks, and `bags.finish` completes the output. `known`: the
+    bags have the slots of keys that had a row before, and these are still right.
     """
     out = _output(batch, columns, dtype)
-    return out, lookup.run(bags, out.data_ptr(), columns, _DTYPES[dtype], training, get_num_threads())
+    return out, lookup.run(bags, out.data_ptr(), columns, _DTYPES[dtype], training, known, get_num_threads())
 
 
 def pool_each(
-    lookup: _native.Lookup, bags: _native.Bags, size: int, dtype: torch.dtype, training: bool
+    lookup: _native.Lookup, bags: _native.Bags, size: int, dtype: torch.dtype, training: bool, known: bool
 ) -> tuple[Tensor, list[int]]:
     """The same without pooling: every part's rows, one part behind the other in a flat output of `size` elements."""
     out = _output(1, size, dtype)[0]
-    return out, lookup.run(bags, out.data_ptr(), -1, _DTYPES[dtype], training, get_num_threads())
+    return out, lookup.run(bags, out.data_ptr(), -1, _DTYPES[dtype], training, known, get_num_threads())
