@@ -1,4 +1,4 @@
-"""Training where tables do not fit into memory: what it costs beside the same with memory enough, and what a disk allows.
+"""Training where tables do not fit into memory: beside the same with memory enough, and beside what a disk allows.
 
 The work is that of the cpu suite at dim 64. Every step has a batch of its own: batches that came round again would find
 their rows in memory.

@@ -52,8 +52,8 @@ def pool(
 ) -> tuple[Tensor, list[int]]:
     """Every part's pooled rows in its columns of one [batch, columns] output.
 
-    If rows are to come into memory first: how many each part lacks, and `bags.finish` completes the output. `known`: the
-    bags have the slots of keys that had a row before, and these are still right.
+    If rows are to come into memory first: how many each part lacks, and `bags.finish` completes the output. `known`:
+    the bags have the slots of keys that had a row before, and these are still right.
     """
     out = _output(batch, columns, dtype)
     return out, lookup.run(bags, out.data_ptr(), columns, _DTYPES[dtype], training, known, get_num_threads())
