@@ -2,12 +2,17 @@
 
 python -m benchmarks.memory grow --dim 64 --rows 125000 2000000
 python -m benchmarks.memory erase --dim 64 --rows 4000000
+python -m benchmarks.memory tiers --dim 64 --rows 2000000
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +24,7 @@ STEP_KEYS = 2048  # small, so that a jump is the table's and not the batch's
 CHUNK = 1 << 12
 JUDGED_FROM = 100_000  # rows; below, fixed costs decide
 BATCHES_AFTER_ERASE = 64
+LENGTHS = torch.ones(STEP_KEYS, dtype=torch.int64)
 
 
 def resident() -> int:
@@ -39,8 +45,8 @@ def reset_peak() -> None:
 class Subject:
     """A collection of one table that is trained on keys by number."""
 
-    def __init__(self, dim: int) -> None:
-        self.table = shoal.Table("t", dim)
+    def __init__(self, dim: int, tiers: Sequence[Any] | None = None) -> None:
+        self.table = shoal.Table("t", dim, tiers=tiers)
         self.bags = shoal.EmbeddingBagCollection([self.table], device="cpu", seed=0)
         self.handle = self.bags.table("t")
         self.gradient = torch.ones(STEP_KEYS, dim)
@@ -99,6 +105,35 @@ def erase(dim: int, rows: int) -> dict[str, object]:
     return {"full": full, "at_once": at_once, "after_batches": resident() - start, "alive_rows": len(alive)}
 
 
+def tiers(dim: int, rows: int) -> dict[str, object]:
+    """The most that was resident while a table was filled and trained whose memory holds a quarter of its rows."""
+    row_bytes = shoal.Table("t", dim).row_bytes + 32
+    budget, disk = rows * row_bytes // 4, 4 * rows * row_bytes
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("SHOAL_BENCH_DIR")) as folder:
+
+        def work(subject: Subject, below: int) -> None:
+            for numbers in chunks(below, STEP_KEYS):
+                subject.train(numbers)
+            batches = [torch.from_numpy(random.integers(0, below, STEP_KEYS)) for _ in range(400)]
+            loader = [shoal.KeyedJaggedTensor(["t"], keys_of(one), lengths=LENGTHS) for one in batches]
+            for features in shoal.prefetch(loader, subject.bags):
+                subject.bags(features).values().backward(subject.gradient)
+
+        work(Subject(dim, [shoal.Dram("16MiB"), shoal.Ssd(f"{folder}/tiny", "256MiB")]), 4 * STEP_KEYS)
+        start = resident()
+        reset_peak()
+        subject = Subject(dim, [shoal.Dram(budget), shoal.Ssd(f"{folder}/rows", disk)])
+        work(subject, rows)
+        stats = subject.bags.stats()["t"].tiers
+        return {
+            "taken": peak_since_reset() - start,
+            "budget": budget,
+            "rows": stats[1].rows,
+            "disk_index": stats[1].index_bytes,
+        }
+
+
 def probe(*arguments: str) -> dict[str, object]:
     """Run this file in a fresh process."""
     done = subprocess.run(
@@ -110,11 +145,14 @@ def probe(*arguments: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["grow", "erase"])
+    parser.add_argument("what", choices=["grow", "erase", "tiers"])
     parser.add_argument("--dim", type=int, required=True)
     parser.add_argument("--rows", type=int, nargs="+", required=True)
     given = parser.parse_args()
-    answer = grow(given.dim, given.rows) if given.what == "grow" else erase(given.dim, given.rows[0])
+    if given.what == "grow":
+        answer = grow(given.dim, given.rows)
+    else:
+        answer = {"erase": erase, "tiers": tiers}[given.what](given.dim, given.rows[0])
     print(json.dumps(answer))
 
 

@@ -9,12 +9,13 @@ import pathlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 import shoal
-from benchmarks import work
+from benchmarks import memory, work
 from benchmarks.measure import OURS, Bench, Result
 from benchmarks.ours import NAMES
 from benchmarks.peers import fio
@@ -176,3 +177,15 @@ def fits(bench: Bench) -> Result:
             ],
             warm_steps=2 * work.BATCHES,
         )
+
+
+@registry.case(
+    "memory of a table four times as large, dim 64",
+    compares="what was resident at most, less that of a tiny table, to the budget + 24 bytes a row on disk + 32 MiB",
+    limits={"allowed": Limit(1.0)},
+)
+def resident_memory(bench: Bench) -> Result:
+    taken: dict[str, Any] = memory.probe("tiers", "--dim", "64", "--rows", str(2 * bench.effort.live_rows))
+    allowed = taken["budget"] + 24 * taken["rows"] + (32 << 20)
+    bench.tell(f"budget {taken['budget'] >> 20} MiB, disk index {taken['disk_index'] / taken['rows']:.1f} bytes a row")
+    return Result("MiB", {OURS: [taken["taken"] / 2**20], "allowed": [allowed / 2**20]})
