@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shoal.config import Table, format_size, parse_size
 from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError, ShoalError, StateDictError
 from shoal.modules.lookup import Lookup
+from shoal.modules.moving import MovingBatch
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import load_content, save_content, state_names
@@ -128,8 +129,11 @@ class Collection(nn.Module):
         return {name: handle.stats() for name, handle in self.tables().items()}
 
     def stage(self, features: Any) -> Staging | None:
-        """Begin to bring the rows of a batch to the top tier, ahead of its lookup: what `shoal.prefetch` does."""
+        """Begin to bring the rows of a batch to the top tier, ahead of its lookup: what `shoal.prefetch` does. A batch on
+        the host comes to the tables' device, in place."""
         features = features_of(type(self).__name__, features)
+        if self.device.type == "cuda" and features.values().device.type == "cpu":
+            return MovingBatch(features, self.device)
         return self._group.stage(list(features.keys()), features.values(), features.offsets())
 
     # ---- beside the rest of torch

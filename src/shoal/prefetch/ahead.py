@@ -30,6 +30,9 @@ class Placed(Protocol):
     def place(self, may_wait: Callable[[], bool]) -> None:
         """Put them in the top tier."""
 
+    def arrive(self) -> None:
+        """Hear that the loop has the batch."""
+
     def release(self) -> None:
         """Let them go down again."""
 
@@ -54,6 +57,10 @@ class _Together:
     def place(self, may_wait: Callable[[], bool]) -> None:
         for part in self._parts:
             part.place(may_wait)
+
+    def arrive(self) -> None:
+        for part in self._parts:
+            part.arrive()
 
     def release(self) -> None:
         for part in self._parts:
@@ -104,6 +111,8 @@ class _Run(Generic[BatchT]):
             batch, self._in_use = self._ready.popleft()
             self._ahead -= 1
             self._changed.notify_all()
+        if self._in_use is not None:
+            self._in_use.arrive()
         return batch
 
     def close(self) -> None:

@@ -99,6 +99,9 @@ class Staging(Protocol):
         """Put them in the top tier. `may_wait`, asked where batches hold all of it, waits for a while and says whether
         to try again; where not, the lookup brings them."""
 
+    def arrive(self) -> None:
+        """The batch is about to be looked up, by this thread."""
+
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
 
