@@ -20,6 +20,28 @@ class TableContent:
 
 
 @dataclass(frozen=True)
+class TierStats:
+    """One tier of a table at one moment. What has a number of times is since the table was made."""
+
+    name: str  # "Hbm", "Dram", "Ssd", or the class of a storage
+    rows: int
+    bytes: int  # of memory or files; for memory its index is among them
+    budget_bytes: int | None
+    index_bytes: int  # of memory
+    hits: int = 0  # keys that were looked up and found; below memory each once a batch
+    misses: int = 0
+    promotions: int = 0  # rows that came up into it
+    demotions: int = 0  # rows that it wrote to the tier below, since they had changed
+    dirty: int = 0  # rows that differ from the tier below, or are not there
+    pinned: int = 0  # rows that batches at work or on their way hold
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
+    capacity: int | None = None  # rows, where it is known
+
+
+@dataclass(frozen=True)
 class TableStats:
     """A table at one moment."""
 
@@ -30,6 +52,7 @@ class TableStats:
     budget_bytes: int | None
     step: int
     counters: Mapping[str, int]
+    tiers: tuple[TierStats, ...] = ()
 
 
 def content_bytes(config: Table, rows: int) -> int:

@@ -13,15 +13,15 @@ from shoal.table.host_group import HostGroup
 
 def open_group(name: str, configs: Sequence[Table], seed: int, device: torch.device) -> Group:
     """A new group for these tables: in host memory for cpu, in device memory for cuda."""
-    on_device = device.type == "cuda" or (_is_interpreted() and any(_kinds(config) == {Hbm} for config in configs))
+    on_device = device.type == "cuda" or (_is_interpreted() and any(Hbm in _kinds(config) for config in configs))
     if not on_device and device.type != "cpu":
         raise DeviceError(f"[{name}] tables live on cpu or cuda; got {device}.")
-    wanted = Hbm if on_device else Dram
+    may = [{Hbm}, {Hbm, Dram}] if on_device else [{Dram}]
     for config in configs:
-        if config.tiers is not None and _kinds(config) != {wanted}:
+        if config.tiers is not None and _kinds(config) not in may:
+            wanted = "tiers=[Hbm(...)] or [Hbm(...), Dram(...)]" if on_device else "tiers=[Dram(...)]"
             raise ConfigError(
-                f"[{name}] table {config.name!r} must have tiers=[{wanted.__name__}(...)] on {device}; got "
-                f"{list(config.tiers)!r}."
+                f"[{name}] table {config.name!r} must have {wanted} on {device}; got {list(config.tiers)!r}."
             )
     if not on_device:
         return HostGroup(name, configs, seed)
