@@ -16,7 +16,6 @@ from torch import Tensor
 import shoal
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
-from shoal.index.device import EVICTING
 from shoal.modules.lookup import Lookup, PooledLookup
 from shoal.ops.launch import Pieces, Program, Scratch, variables
 from shoal.table import ops
@@ -436,23 +435,21 @@ def _one_table(keys: int) -> DeviceRows:
     return rows
 
 
-def _finding(rows: DeviceRows, insert: bool, evict: bool = False) -> Callable[[Tensor], None]:
+def _finding(rows: DeviceRows, insert: bool) -> Callable[[Tensor], None]:
     """A call of the index alone, for keys of the only table: no row is written."""
-    v = variables(*rows.variables, *(EVICTING if evict else ()))
+    v = variables(*rows.variables)
     tables_of = torch.tensor([[1]], dtype=torch.int32, device=DEVICE)
-    program = Program(rows.find(v, tables_of, (1, 1), insert, evict=evict, rows=False))
+    program = Program(rows.find(v, tables_of, (1, 1), insert, rows=False))
     scratch = Scratch(torch.device(DEVICE))
     offsets: dict[int, Tensor] = {}
-    stamps = itertools.count(1)
 
     def find(keys: Tensor) -> None:
-        n, stamp = len(keys), next(stamps)
+        n = len(keys)
         if n not in offsets:
             offsets[n] = torch.tensor([0, n], device=DEVICE)
         slots = torch.empty(n, dtype=torch.int32, device=DEVICE)
-        won = [(torch.int32, n), (torch.int64, n)] if evict else []
-        space = scratch.take(Pieces(*rows.finding_pieces(n, insert), *won))
-        program.run(*rows.values(keys, offsets[n], slots, space, 1, 1, stamp), *([stamp] if evict else []))
+        space = scratch.take(Pieces(*rows.finding_pieces(n, insert)))
+        program.run(*rows.values(keys, offsets[n], slots, space, 1, 1))
 
     return find
 
@@ -496,16 +493,3 @@ def find_or_insert(bench: Bench) -> Result:
     old = torch.randperm(known, device=DEVICE)[:half]
     batches = (torch.cat([torch.arange(half, device=DEVICE) + known + n * half, old]) for n in itertools.count())
     return _inserting(bench, _finding(rows, insert=True), batches, 3.0)
-
-
-@registry.case(
-    "insert with every row in use, 1M keys",
-    compares="keys a second, the index alone: each takes the slot of the one in its bucket not used for longest",
-    limits={"least": Limit(1.0)},
-    stage="index",
-)
-def insert_evicting(bench: Bench) -> Result:
-    known = int(SLOTS * FULL)
-    rows = bench.keep("index", lambda: _one_table(known))
-    batches = (torch.arange(NEW_KEYS, device=DEVICE) + known + n * NEW_KEYS for n in itertools.count())
-    return _inserting(bench, _finding(rows, insert=True, evict=True), batches, 1.5)

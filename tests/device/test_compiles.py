@@ -12,8 +12,8 @@ from shoal import Table
 
 # The types of what each call of a program brings.
 WIDE = (
-    "values", "offsets", "won_at", "victims", "tickets", "starts", "moved", "scores", "dealt", "dealt_keys",
-    "piece_tickets", "steps",
+    "values", "offsets", "won_at", "won_above", "home_at", "tickets", "starts", "moved", "scores", "dealt",
+    "dealt_keys", "piece_tickets", "steps",
 )  # fmt: skip
 FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")
 NUMBERS = ("n", "batch", "total", "stamp", "pinned_from")
@@ -56,8 +56,6 @@ def compiled(launch, names):
 
 def programs():
     """The launches of lookups and updates of several kinds, and the names of their variables."""
-    from shoal.index.device import EVICTING
-    from shoal.ops.launch import variables
     from shoal.table.device_lookup import Lookups
     from shoal.table.device_plan import DevicePlan
     from shoal.table.device_rows import DeviceRows
@@ -65,7 +63,7 @@ def programs():
 
     def made(*tables):
         rows = DeviceRows(list(tables), 0, torch.device("cpu"))
-        plan = DevicePlan(rows.configs, rows.families, [table.name for table in tables], rows.device)
+        plan = DevicePlan(rows.configs, rows.families, [table.name for table in tables], rows.device, rows.tiered)
         hypers = [table.optimizer.hyper() for table in tables]
         return rows, plan, Lookups(rows), Updates(rows, Settings(rows, hypers))
 
@@ -73,18 +71,22 @@ def programs():
         return {variable.place: name for name, variable in vars(v).items()}
 
     normal = shoal.Normal(0, 1)
-    rows, plan, lookups, updates = made(Table("a", 64), Table("b", 33, init=normal, dtype="bfloat16"))
-    yield lookups._launches(plan, True, True, True, True), names(lookups._v)
+    _rows, plan, lookups, updates = made(Table("a", 64), Table("b", 33, init=normal, dtype="bfloat16"))
+    yield lookups._launches(plan, True, False, True, True, True), names(lookups._v)
     yield updates._launches(plan, True, False, True, True), names(updates._v)
-    v = variables(*rows.variables, *EVICTING)
-    tables_of = torch.zeros(1, 1, dtype=torch.int32)
-    yield rows.find(v, tables_of, (1, 1), insert=True, evict=True, rows=False), names(v)
     adam = shoal.Adam(clip=shoal.Clip(norm=1.0))
-    rows, plan, lookups, updates = made(
+    _rows, plan, lookups, updates = made(
         Table("a", 128, pooling="none", optimizer=adam), Table("b", 5, pooling="none", optimizer=shoal.Ftrl())
     )
-    yield lookups._launches(plan, True, True, False, False), names(lookups._v)
+    yield lookups._launches(plan, True, False, True, False, False), names(lookups._v)
     yield updates._launches(plan, True, True, False, False), names(updates._v)
+    tiers = [shoal.Hbm("1GiB"), shoal.Dram("4GiB")]
+    _rows, plan, lookups, _updates = made(
+        Table("a", 128, optimizer=adam, tiers=tiers), Table("b", 5, dtype="bfloat16", init=normal, tiers=tiers)
+    )
+    yield lookups._launches(plan, True, True, True, False, False), names(lookups._v)
+    yield lookups._launches(plan, False, False, True, False, False), names(lookups._v)
+    yield lookups._launches(plan, False, False, False, False, False), names(lookups._v)
 
 
 if __name__ == "__main__":

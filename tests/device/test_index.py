@@ -91,7 +91,7 @@ def test_keys_that_collide_go_to_the_next_buckets():
     assert slots_of(held, keys[-1:]) == [-1]
     # Behind an erased key the others are still found, and its place is taken again.
     gone = keys[3:60:2]
-    assert held.erase(0, here(*gone)).tolist() == [wanted.pop(key) for key in gone]
+    assert held.erase(0, here(*gone))[0].tolist() == [wanted.pop(key) for key in gone]
     assert_holds(held, wanted)
     assert slots_of(held, gone) == [-1] * len(gone)
     assert insert(held, keys[:3]) == {key: wanted[key] for key in keys[:3]}
@@ -144,9 +144,9 @@ def test_it_agrees_with_a_dict(data):
         for key, slot in insert(held, keys).items():
             assert wanted.setdefault(key, slot) == slot >= 0
         gone = data.draw(some, label="erase")
-        slots = held.erase(0, here(*gone, dtype=torch.int64))
+        slots, copies = held.erase(0, here(*gone, dtype=torch.int64))
         assert slots.tolist() == [wanted.pop(key) for key in gone if key in wanted]
-        held.give(0, slots)
+        held.give(0, slots, copies)
         if data.draw(st.booleans(), label="grow"):
             held.index.reserve({0: held.index.capacity(0) + 1})
         assert_holds(held, wanted)
@@ -163,95 +163,9 @@ def test_only_buckets_that_were_full_have_holes_and_lose_them_when_built_anew():
         return int((held.index._buffers[0] == HOLE.value).sum())
 
     assert holes() == 0
-    assert held.erase(0, here(*keys[1:-1])).tolist() == [wanted.pop(key) for key in keys[1:-1]]
+    assert held.erase(0, here(*keys[1:-1]))[0].tolist() == [wanted.pop(key) for key in keys[1:-1]]
     assert ENTRIES - 2 <= holes() < ENTRIES + 1  # of the full bucket's keys; the other one is empty again
     assert_holds(held, wanted)
     held.tidy(0, held.index.capacity(0))  # as if more had come and gone
     assert holes() == 0
     assert_holds(held, wanted)
-
-
-# ---- eviction
-
-
-def test_a_key_takes_the_slot_that_was_not_used_for_longest():
-    held = rows()
-    held.index.reserve({0: 20})  # four buckets
-    keys = colliding(9)
-    wanted = insert(held, keys[:6])
-    for stamp, key in enumerate([keys[2], keys[0], keys[1], keys[3], keys[5]], start=1):
-        slots, victims, _ = held.insert_evicting(0, here(key), stamp, 0)
-        assert slots.tolist() == [wanted[key]] and len(victims) == 0
-    # Never stamped: the first to go; then by stamp.
-    for new, old in zip(keys[6:], [keys[4], keys[2], keys[0]], strict=True):
-        slots, victims, given = held.insert_evicting(0, here(new), 9, 9)
-        assert victims.tolist() == [old] and slots.tolist() == given.tolist() == [wanted[old]]
-        wanted[new] = wanted.pop(old)
-        assert_holds(held, wanted)
-    assert held.counted(0)["births"] == 9
-
-
-def test_pinned_keys_keep_their_slots():
-    held = rows()
-    held.index.reserve({0: 90})
-    keys = colliding(4, home=0) + colliding(3, home=2**31)
-    wanted = insert(held, keys[:3] + keys[4:])
-    held.insert_evicting(0, here(*keys[:3]), 5, 0)
-    # All of its bucket are in use by batch 5, so a key behind it goes.
-    slots, victims, _ = held.insert_evicting(0, here(keys[3]), 6, 5)
-    (gone,) = victims.tolist()
-    assert gone in keys[4:] and slots.tolist() == [wanted[gone]]
-    wanted[keys[3]] = wanted.pop(gone)
-    assert_holds(held, wanted)
-    # Where all are pinned there is no room, and it is counted.
-    slots, victims, _ = held.insert_evicting(0, here(77), 7, 0)
-    assert slots.tolist() == [-1] and len(victims) == 0
-    assert int(held.ledger.refused[0]) == 1
-    assert_holds(held, wanted)
-
-
-def test_keys_that_are_refused_leave_no_holes():
-    held = rows()
-    held.index.reserve({0: 400})
-    insert(held, list(range(50)))
-    held.insert_evicting(0, here(*range(50)), 5, 0)
-    slots, _, _ = held.insert_evicting(0, here(77, 78, 79), 6, 5)
-    assert slots.tolist() == [-1, -1, -1]
-    assert int((held.index._buffers[0] == HOLE.value).sum()) == 0
-
-
-@settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(data=st.data())
-def test_eviction_agrees_with_a_dict(data):
-    held = rows()
-    held.index.reserve({0: 60})
-    pool = [0, -1, 2**63 - 1, -(2**63), *range(1, 40), *colliding(30)]
-    wanted = insert(held, data.draw(st.lists(st.sampled_from(pool), min_size=25, max_size=25, unique=True)))
-    stamps = dict.fromkeys(wanted, 0)
-    for stamp in range(1, data.draw(st.integers(1, 4)) + 1):
-        batch = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=30))
-        pinned_from = data.draw(st.sampled_from([stamp, max(stamp - 1, 1)]))
-        slots, victims, given = held.insert_evicting(0, here(*batch), stamp, pinned_from)
-        for key, slot in zip(victims.tolist(), given.tolist(), strict=True):
-            assert wanted.pop(key) == slot and stamps.pop(key) < pinned_from and key not in batch
-        for key, slot in zip(batch, slots.tolist(), strict=True):
-            if slot < 0:  # only where none may go
-                assert key not in wanted and all(at >= pinned_from for at in stamps.values())
-                continue
-            assert wanted.setdefault(key, slot) == slot
-            stamps[key] = stamp
-        assert len(set(wanted.values())) == len(wanted) == 25
-        assert_holds(held, wanted)
-
-
-def test_stamps_move_with_the_index_when_it_grows():
-    held = rows()
-    held.index.reserve({0: 20})
-    keys = colliding(5)
-    wanted = insert(held, keys[:4])
-    for stamp, key in enumerate([keys[3], keys[1], keys[0], keys[2]], start=1):
-        held.insert_evicting(0, here(key), stamp, 0)
-    held.index.reserve({0: 500})
-    assert_holds(held, wanted)
-    _, victims, _ = held.insert_evicting(0, here(keys[4]), 9, 9)
-    assert victims.tolist() == [keys[3]]

@@ -1,7 +1,8 @@
-"""Indexes in device memory: the buckets of all tables of a group, behind one anchor."""
+"""Indexes in device memory, or in host memory that the device reaches: the buckets of all tables of a group, behind one
+anchor."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -16,10 +17,10 @@ from shoal.ops.launch import Launch, Variable, blocks
 _UNIT: int = kernels.UNIT.value
 BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
 ENTRIES: int = kernels.ENTRIES.value
-NOT_WON: int = kernels.NOT_WON.value
 _WORDS = BUCKET_BYTES // 4
 _SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + ENTRIES)
 _KEYS = slice(0, ENTRIES)
+_STAMPS = slice(_SLOTS.stop, _SLOTS.stop + ENTRIES)
 # At this load four buckets in nine are full, and one key in twelve is not in its home bucket (simulated).
 _MOST_LOAD = 0.8
 _GROWTH = 1.5
@@ -30,7 +31,6 @@ WALKERS = 2112
 # Keys that a program of one warp finds, or takes from the list at a time.
 _FIND_BLOCK = 32
 _LIST_BLOCK = 32
-_EVICT_BLOCK = 8
 
 
 # What a batch's finding wants of its caller, as variables of a program: by item its slot (`slots`); a list of those
@@ -41,9 +41,6 @@ FINDING = (
     "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "lost_of",
     "won_at",
 )  # fmt: skip
-# And where keys give up their slots to others: beside the list, the slot that was won and whose it was; keys stamped
-# with `pinned_from` or more keep theirs.
-EVICTING = ("won_slots", "victims", "pinned_from")
 
 
 def finding_grids(n: int, copies: int) -> tuple[int, int]:
@@ -63,11 +60,15 @@ def steps_of(features: int) -> int:
 class DeviceIndex:
     """key -> slot for each of a group's tables. What grows an index stops for the device; a find or claim does not.
 
-    `find`, `claim`, `evict` and `find_lost` are launches for a caller's program.
+    `find`, `claim` and `find_lost` are launches for a caller's program. `memory`: by table what gives so many
+    bytes for its buckets, where that is not the device.
     """
 
-    def __init__(self, anchor: Tensor, tables: int) -> None:
+    def __init__(
+        self, anchor: Tensor, tables: int, memory: Mapping[int, Callable[[int], Tensor]] | None = None
+    ) -> None:
         self.anchor = anchor
+        self._memory = memory or {}
         self._buffers: list[Tensor | None] = [None] * tables
         self._buckets = [0] * tables
         # Where the tables' buckets are, and how many rows each may have.
@@ -113,10 +114,17 @@ class DeviceIndex:
             self._resize({table: self._buckets[table]})
 
     def clear(self, table: int) -> None:
-        """Forget all keys of a table."""
+        """Forget all keys of a table. Waits for the device where the buckets are not its own."""
+        self._wait(table)
         self._buffers[table] = None
         self._buckets[table] = 0
         self.tables[table, :2] = 0
+
+    def empty(self, table: int) -> None:
+        """Forget all keys of a table, and keep its buckets."""
+        buffer = self._buffers[table]
+        if buffer is not None:
+            buffer[:, _SLOTS] = kernels.EMPTY.value
 
     def _resize(self, sizes: Mapping[int, int]) -> None:
         some: dict[int, int] = {}
@@ -130,7 +138,7 @@ class DeviceIndex:
 
     def _move(self, sizes: Mapping[int, int]) -> None:
         device, tables = self.anchor.device, list(sizes)
-        fresh = [torch.empty(buckets, _WORDS, dtype=torch.int32, device=device) for buckets in sizes.values()]
+        fresh = [self._fresh(table, buckets) for table, buckets in sizes.items()]
         moves = [(self._at(table), self._offset(to)) for table, to in zip(tables, fresh, strict=True)]
         before, after = [self._buckets[table] for table in tables], list(sizes.values())
         # Of each: where the buckets are and will be, and how many of all tables come before, of either.
@@ -158,6 +166,11 @@ class DeviceIndex:
         places = torch.stack([told[1, :-1], told[3].diff()], dim=1)
         self.tables[torch.tensor(tables, device=device), :2] = places
 
+    def _fresh(self, table: int, buckets: int) -> Tensor:
+        if table in self._memory:
+            return self._memory[table](buckets * BUCKET_BYTES).view(torch.int32).view(buckets, _WORDS)
+        return torch.empty(buckets, _WORDS, dtype=torch.int32, device=self.anchor.device)
+
     def _offset(self, tensor: Tensor) -> int:
         return (tensor.data_ptr() - self.anchor.data_ptr()) // _UNIT
 
@@ -174,26 +187,25 @@ class DeviceIndex:
         shape: tuple[int, int],
         insert: bool,
         features_of: Variable | None = None,
-        counted: tuple[Tensor, Tensor] | None = None,
+        counted: tuple[Tensor, Tensor, Tensor] | None = None,
         stamped: bool = False,
         tickets: Variable | None = None,
     ) -> Launch:
         """Slots of all items; -1 where there is no row; `v` has the variables of FINDING, `shape` is of `tables_of`.
 
-        `features_of` gets the feature of every item, `tickets` that of items in no bag. The first two rows of the first
-        of `counted` grow by the keys that each table was asked for and missed; its second counts bad bags. Where
-        `stamped`, keys that are found are.
+        `features_of` gets the feature of every item, `tickets` that of items in no bag. `counted`: by table, the keys
+        that it was asked for and missed; and bad bags. Where `stamped`, keys that are found are.
         """
         copies, features = shape
         # Where there is none, any tensor of that type: not touched.
-        tally, bad_bags = (self.tables, self._dummy) if counted is None else counted
+        looked, missed, bad_bags = (self.tables, self.tables, self._dummy) if counted is None else counted
         return self._launch(
             kernels.find,
             (v.find_blocks, copies),
             (
                 self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots,
-                v.slots if features_of is None else features_of, tally if tickets is None else tickets, v.lost,
-                v.lost_of, v.counts, tally[0], tally[1:], bad_bags, v.n, v.batch, features, v.stamp,
+                v.slots if features_of is None else features_of, looked if tickets is None else tickets, v.lost,
+                v.lost_of, v.counts, looked, missed, bad_bags, v.n, v.batch, features, v.stamp,
             ),
             INSERT=insert, NAME=features_of is not None, TALLY=counted is not None, BLOCK=_FIND_BLOCK,
             STEPS=steps_of(features), STAMP=stamped, TICKET=tickets is not None,
@@ -208,18 +220,6 @@ class DeviceIndex:
                 self.anchor, self.tables, v.values, v.lost, v.lost_of, v.counts, v.won_at, refused, self._dummy, v.n,
             ),
             BLOCK=_LIST_BLOCK,
-        )  # fmt: skip
-
-    def evict(self, v: Any, refused: Tensor) -> Launch:
-        """Entries and slots for the keys that were not found, of those that were not used for longest."""
-        return self._launch(
-            inserts.evict,
-            (v.walkers,),
-            (
-                self.anchor, self.tables, v.values, v.lost, v.lost_of, v.counts, v.won_at, v.won_slots, v.victims,
-                refused, self._dummy, v.n, v.pinned_from,
-            ),
-            BLOCK=_EVICT_BLOCK,
         )  # fmt: skip
 
     def find_lost(self, v: Any) -> Launch:
@@ -261,6 +261,19 @@ class DeviceIndex:
         if buffer is None:
             device = self.anchor.device
             return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int32, device=device)
+        self._wait(table)
         slots = buffer[:, _SLOTS]
         used = slots >= 0
-        return buffer.view(torch.int64)[:, _KEYS][used], slots[used]
+        return buffer.view(torch.int64)[:, _KEYS][used].to(self.anchor.device), slots[used].to(self.anchor.device)
+
+    def stamps(self, table: int) -> Tensor:
+        """The stamps of a table's keys, in no order."""
+        buffer = self._buffers[table]
+        if buffer is None:
+            return torch.empty(0, dtype=torch.int32, device=self.anchor.device)
+        self._wait(table)
+        return buffer[:, _STAMPS][buffer[:, _SLOTS] >= 0]
+
+    def _wait(self, table: int) -> None:
+        if table in self._memory and self.anchor.is_cuda:
+            torch.cuda.current_stream(self.anchor.device).synchronize()

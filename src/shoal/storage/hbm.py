@@ -1,6 +1,8 @@
 """Rows in device memory: slabs of equal length behind a table of addresses, shared by the tables of a group.
 
-Slots are numbers of the whole group. A family is the tables whose rows have one layout; each slab belongs to one.
+Slots are numbers of the whole group. A family is the tables whose rows have one layout; each slab belongs to one. A
+family of tables with a tier below has its slabs in pinned host memory, and beside them slabs in device memory for
+copies of rows: kernels reach either.
 """
 
 from collections.abc import Sequence
@@ -13,12 +15,16 @@ from shoal.config import Column
 from shoal.errors import CapacityError
 from shoal.ops.launch import blocks, power_of_two
 from shoal.ops.rows import triton as kernels
+from shoal.storage.pinned import pinned_bytes
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _UNIT = 16  # bytes: rows begin at multiples of it, for wide loads
 _MOST_SLOTS = 2**31
 _WEIGHTS, _TAILS = 0, 1
+CHANGED_AND_DIRTY_FLAGS = 3
+DIRTY_FLAG = 2
 ERASED_FLAG = 4
+_HOME_BYTES = 4
 
 
 def _units(size: int) -> int:
@@ -81,8 +87,9 @@ class Layout:
 class _Family:
     """The slabs and free slots of one layout."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, below: bool, device: torch.device) -> None:
         self.layout = layout
+        self.below = below  # whether its rows are in host memory
         self.first_state = torch.tensor(
             [column.initial for column in layout.columns for _ in range(column.width)] or [0.0],
             dtype=torch.float32,
@@ -92,20 +99,25 @@ class _Family:
 
 
 class HbmStorage:
-    """Rows of a group's tables in slabs of device memory. Growing moves no row."""
+    """Rows of a group's tables in slabs of device memory, and of pinned host memory below it. Growing moves no row."""
 
-    def __init__(self, anchor: Tensor, layouts: Sequence[Layout], taken: Tensor, slab_bits: int = 15) -> None:
+    def __init__(
+        self, anchor: Tensor, layouts: Sequence[Layout], below: Sequence[bool], taken: Tensor, slab_bits: int = 15
+    ) -> None:
         device = anchor.device
         self.anchor = anchor
         self.slab_bits = slab_bits
-        self.families = [_Family(layout, device) for layout in layouts]
+        self.families = [_Family(layout, host, device) for layout, host in zip(layouts, below, strict=True)]
         # How many of each family's free slots the kernels took since the list was made.
         self.taken = taken
         self._memory: list[Tensor] = []
+        self._host_memory: list[Tensor] = []
         most = _MOST_SLOTS >> slab_bits
         # Weights and tails of each slab, in units from the anchor, and the family it belongs to.
         self.slabs = torch.zeros(min(most, 1 << 16), 2, dtype=torch.int64, device=device)
         self.family_of = torch.full((len(self.slabs),), -1, dtype=torch.int32, device=device)
+        # Where the slots of a slab keep which slots below their rows are copies of, in words from the anchor.
+        self.homes = torch.zeros(len(self.slabs), dtype=torch.int64, device=device)
         self._slab_count = 0
 
     @property
@@ -115,8 +127,13 @@ class HbmStorage:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all slabs."""
+        """Bytes of all slabs in device memory."""
         return sum(memory.numel() for memory in self._memory)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all slabs in host memory."""
+        return sum(memory.numel() for memory in self._host_memory)
 
     def supply(self, family: int) -> int:
         """Slots that were free when the list of them was made."""
@@ -128,28 +145,63 @@ class HbmStorage:
         Waits for the device: it asks how many of the free slots were taken.
         """
         held = self.families[family]
-        layout, slab_rows = held.layout, 1 << self.slab_bits
-        slabs = (rows + slab_rows - 1) // slab_rows
-        first = self._slab_count
-        if first + slabs > len(self.slabs):
+        self._require_slabs(rows)
+        size = rows * held.layout.row_bytes
+        device = self.anchor.device
+        memory = pinned_bytes(size, device) if held.below else torch.empty(size, dtype=torch.uint8, device=device)
+        slots, table = self._next_slots(rows), self._addresses(family, rows, memory)
+        self._relist(family, slots)  # the last that asks for memory
+        self._add_slabs(family, table)
+        (self._host_memory if held.below else self._memory).append(memory)
+        held.slots += rows
+
+    def grow_above(self, family: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Add slabs of device memory for copies of so many rows that are in host memory; returns their slots, and where
+        each keeps its home: the slot below, -1 while it has none."""
+        self._require_slabs(rows)
+        layout, device = self.families[family].layout, self.anchor.device
+        memory = torch.empty(rows * self.copy_bytes(layout), dtype=torch.uint8, device=device)
+        copies, raw = memory.split([rows * layout.row_bytes, rows * _HOME_BYTES])
+        slots, table = self._next_slots(rows), self._addresses(family, rows, copies)
+        homes = raw.view(torch.int32).fill_(-1)
+        begins = torch.arange(len(table), dtype=torch.int64) << self.slab_bits
+        begins += (homes.data_ptr() - self.anchor.data_ptr()) // _HOME_BYTES
+        self.homes[self._slab_count : self._slab_count + len(table)] = begins.to(device)
+        self._add_slabs(family, table)
+        self._memory.append(memory)
+        return slots, homes
+
+    @staticmethod
+    def copy_bytes(layout: Layout) -> int:
+        """Bytes of device memory that the copy of a row takes."""
+        return layout.row_bytes + _HOME_BYTES
+
+    def _require_slabs(self, rows: int) -> None:
+        slab_rows = 1 << self.slab_bits
+        if self._slab_count + blocks(rows, slab_rows) > len(self.slabs):
             raise CapacityError(
                 f"[device] a collection's tables have up to {len(self.slabs)} slabs of {slab_rows} rows; these have "
-                f"{first}, and {rows} more rows were wanted. Spread the tables over several collections."
+                f"{self._slab_count}, and {rows} more rows were wanted. Spread the tables over several collections."
             )
+
+    def _next_slots(self, rows: int) -> Tensor:
+        return torch.arange(self.bound, self.bound + rows, dtype=torch.int32).to(self.anchor.device)
+
+    def _addresses(self, family: int, rows: int, memory: Tensor) -> Tensor:
+        """Where weights and tails of the next slabs are, if they are in this memory."""
+        layout, slab_rows = self.families[family].layout, 1 << self.slab_bits
+        slabs = blocks(rows, slab_rows)
         lengths = torch.full((slabs,), slab_rows)
         lengths[-1] = rows - (slabs - 1) * slab_rows
         slab_bytes = slab_rows * layout.row_bytes
-        memory = torch.empty(int(lengths.sum()) * layout.row_bytes, dtype=torch.uint8, device=self.anchor.device)
         begins = (memory.data_ptr() - self.anchor.data_ptr() + slab_bytes * torch.arange(slabs)) // _UNIT
-        table = torch.stack([begins, begins + lengths * layout.weight_stride], dim=1).to(self.anchor.device)
-        begin = first << self.slab_bits
-        fresh = torch.arange(begin, begin + int(lengths.sum()), dtype=torch.int32).to(self.anchor.device)
-        self._relist(family, fresh)  # the last that asks for memory
+        return torch.stack([begins, begins + lengths * layout.weight_stride], dim=1).to(self.anchor.device)
+
+    def _add_slabs(self, family: int, table: Tensor) -> None:
+        first, slabs = self._slab_count, len(table)
         self.slabs[first : first + slabs] = table
         self.family_of[first : first + slabs] = family
         self._slab_count += slabs
-        self._memory.append(memory)
-        held.slots += len(fresh)
 
     def give(self, family: int, slots: Tensor) -> None:
         """Free slots. Waits for the device."""
@@ -207,12 +259,16 @@ class HbmStorage:
         layout = self.families[family].layout
         self._move(slots, scores.contiguous().view(torch.int32), 2, _TAILS, layout.score_at, layout.tail_stride)
 
+    def read_flags(self, family: int, slots: Tensor) -> Tensor:
+        """Flags, int32 [n]; undefined for slots of -1."""
+        layout = self.families[family].layout
+        return self._move(slots, None, 1, _TAILS, layout.flags_at, layout.tail_stride).view(-1)
+
     def add_flags(self, family: int, slots: Tensor, flags: int) -> None:
         """Set flags of rows, each slot once."""
         layout = self.families[family].layout
-        at = layout.flags_at
-        held = self._move(slots, None, 1, _TAILS, at, layout.tail_stride)
-        self._move(slots, held | flags, 1, _TAILS, at, layout.tail_stride)
+        held = self.read_flags(family, slots)
+        self._move(slots, (held | flags)[:, None], 1, _TAILS, layout.flags_at, layout.tail_stride)
 
     def _move(
         self, slots: Tensor, given: Tensor | None, words: int, column: int, first_word: int, stride: int

@@ -17,9 +17,9 @@ from shoal.config import Table, debugging
 from shoal.errors import CapacityError, DeviceError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
-from shoal.table.device_lookup import Looked, Lookups
+from shoal.table.device_lookup import Looked, Lookups, Pins
 from shoal.table.device_plan import DevicePlan
-from shoal.table.device_rows import DeviceRows
+from shoal.table.device_rows import DeviceRows, last_tier
 from shoal.table.device_table import DeviceTable
 from shoal.table.device_update import Settings, Updates
 from shoal.table.group import Group
@@ -34,6 +34,7 @@ class Batch:
     training: bool
     size: int
     sizes: _native.BatchSizes | None  # where somebody wants them
+    stamp: int  # of its keys, where tables have tiers; else 0
     steps: Tensor | None = None  # of the tables, where other backwards came since; else as they are now
     applied: bool = False
 
@@ -58,6 +59,8 @@ class DeviceGroup(Group):
         self._readers: dict[int, torch.cuda.Stream] = {}
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
         self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
+        self._stamped = 0  # batches
+        self._rows.oldest_at_work = self._oldest_at_work
 
     def _touch(self, batch: Batch) -> None:
         if batch.training and batch.looked.plan.trained:
@@ -71,7 +74,7 @@ class DeviceGroup(Group):
             self.tables[number].fill(content)
 
     def _make_plan(self, names: tuple[str, ...]) -> DevicePlan:
-        return DevicePlan(self._rows.configs, self._rows.families, names, self.device)
+        return DevicePlan(self._rows.configs, self._rows.families, names, self.device, self._rows.tiered)
 
     # ---- errors
 
@@ -110,10 +113,12 @@ class DeviceGroup(Group):
             if count
         ]
         if refused:
+            full = np.nonzero(refusals)[0].tolist()
+            tiers = sorted({f"{last_tier(self.tables[number].config)}(...)" for number in full})
             raise CapacityError(
-                f"[{self.name}] keys of an earlier batch found no room in device memory: {', '.join(refused)} (one "
-                f"that comes several times may count as often). They have no row and learned nothing. Raise Hbm(...) "
-                f"in Table(tiers=), or erase keys that are not needed."
+                f"[{self.name}] keys of an earlier batch found no room: {', '.join(refused)} (one that comes several "
+                f"times may count as often). They have no row and learned nothing. Raise {' or '.join(tiers)} in "
+                f"Table(tiers=), or erase keys that are not needed."
             )
         self._reported[tables:-1] = wrong[tables:-1]
         overflowed = [
@@ -249,17 +254,27 @@ class DeviceGroup(Group):
                 self._raise(self._rows.hear())
             if training and plan.trained and sizes is not None:
                 self._rows.make_room(sizes.births)
+            pins = self._pin() if plan.tiered and (training or keep) else Pins()
             looked = self._lookups.run(
-                plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out
+                plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out, pins
             )
             if debugging() and training:
                 self._heard_now()
-            batch = Batch(looked, training, size, sizes)
+            batch = Batch(looked, training, size, sizes, pins.stamp)
             if keep:
                 return self._leases.begin(batch)
             if training:
                 self._touch(batch)
             return Leases.none()
+
+    def _pin(self) -> Pins:
+        """For a batch whose rows must not move until its backward, if one follows."""
+        self._stamped += 1
+        return Pins(self._stamped, self._rows.pinned_from(self._stamped))
+
+    def _oldest_at_work(self) -> int | None:
+        """The oldest stamp of a batch whose backward may follow."""
+        return min((batch.stamp for batch in self._leases.live() if batch.stamp and not batch.applied), default=None)
 
     # ---- backward
 

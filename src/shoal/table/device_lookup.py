@@ -11,6 +11,7 @@ from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of,
 from shoal.ops.pool import triton as kernels
 from shoal.table.device_plan import DevicePlan, FamilyParts
 from shoal.table.device_rows import TRITON_TYPES, DeviceRows
+from shoal.table.device_tiers import TIERING, tiering_pieces
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,15 @@ class Looked:
         return replace(self, values=values, offsets=offsets, kind=kind_of(values, offsets))
 
 
+@dataclass(frozen=True)
+class Pins:
+    """Which rows are in use: those stamped with the number of the `oldest` batch at work or a later one. `stamp`: the
+    number of this one."""
+
+    stamp: int = 0
+    oldest: int = 0
+
+
 def _bags_together(dim: int) -> int:
     """Bags that a program pools side by side."""
     return max(1, min(16, 256 // power_of_two(dim))) if dim <= 64 else 1
@@ -62,7 +72,7 @@ class Lookups:
         families = range(len(rows.storage.families))
         own = ("weights", "out", "starts", "tickets", "shares")
         self._v = variables(
-            *rows.variables, "features_of", "lacking", *own, *(f"row_blocks{family}" for family in families),
+            *rows.variables, "features_of", "lacking", *TIERING, *own, *(f"row_blocks{family}" for family in families),
             "ledger_copy", "ledger_event",
         )  # fmt: skip
 
@@ -75,6 +85,7 @@ class Lookups:
         training: bool,
         keep: bool,
         out: Tensor,
+        pins: Pins,
     ) -> Looked:
         """Find the rows, give birth to those that lack in training, and write the output. REQUIRES: room was made."""
         rows = self._rows
@@ -87,17 +98,22 @@ class Lookups:
         shares = torch.empty(total, dtype=torch.float32, device=device) if shared else None
         kind = kind_of(values, offsets)
         starts = slots if plan.columns or plan.in_order else plan.starts(offsets, batch, out.numel())
-        layout = plan.layouts.of(("lookup", n, batch, insert), lambda: self._pieces(plan, n, batch, insert))
+        moves = plan.tiered and (training or keep)
+        layout = plan.layouts.of(
+            ("lookup", n, batch, insert, moves), lambda: self._pieces(plan, n, batch, insert, moves)
+        )
         # Lookups of eval may run beside each other.
         space = rows.scratch.take(layout) if training else Space.of(layout, device)
+        place = plan.tiered and training
         program = plan.programs.of(
-            ("lookup", kind, kind_of(weights), out.dtype, insert, keep),
+            ("lookup", kind, kind_of(weights), out.dtype, insert, place, keep),
             training or keep,
-            lambda: self._launches(plan, insert, keep, weights is not None, shared),
+            lambda: self._launches(plan, insert, place, keep, weights is not None, shared),
         )
         over, block = (batch, _bags_together) if plan.columns else (n, _rows_together)
         program.run(
-            *rows.values(values, offsets, slots, space, batch, plan.copies),
+            *rows.values(values, offsets, slots, space, batch, plan.copies, pins.stamp), pins.oldest,
+            1 if rows.above is None else rows.above.sweepers,
             out if weights is None else weights,  # any tensor: not read
             out, starts, tickets, out if shares is None else shares,
             *(blocks(over, block(family.layout.dim)) for family in rows.storage.families),
@@ -107,22 +123,24 @@ class Lookups:
             rows.sent()
         return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
 
-    def _pieces(self, plan: DevicePlan, n: int, batch: int, insert: bool) -> Pieces:
+    def _pieces(self, plan: DevicePlan, n: int, batch: int, insert: bool, moves: bool) -> Pieces:
         total = plan.copies * n
         features_of, lacking = (0, len(plan.parts) * batch) if plan.columns else (total, total)
         finding = self._rows.finding_pieces(total, insert)
-        return Pieces(*finding, (torch.int32, features_of), (torch.int32, lacking))
+        tiering = tiering_pieces(total if plan.tiered else 0, moves)
+        return Pieces(*finding, (torch.int32, features_of), (torch.int32, lacking), *tiering)
 
     def _launches(
-        self, plan: DevicePlan, insert: bool, keep: bool, weighted: bool, shared: bool
+        self, plan: DevicePlan, insert: bool, place: bool, keep: bool, weighted: bool, shared: bool
     ) -> list[Launch | Fill | Send]:
         v, shape = self._v, (plan.copies, len(plan.names))
         # Without pooling every item gets its ticket with its row.
         pooled = bool(plan.columns)
-        finding = self._rows.find(
-            v, plan.tables_of, shape, insert, features_of=None if pooled else v.features_of, count=True,
-            tickets=v.tickets if keep and pooled else None,
-        )  # fmt: skip
+        features_of, tickets = None if pooled else v.features_of, v.tickets if keep and pooled else None
+        if plan.tiered:
+            finding = self._rows.find_in_tiers(v, plan.tables_of, shape, insert, place, keep, features_of, tickets)
+        else:
+            finding = self._rows.find(v, plan.tables_of, shape, insert, features_of, count=True, tickets=tickets)
         launches: list[Launch | Fill | Send] = [*finding]
         if insert:
             # Who makes room for the next batch wants to know of this one's keys while the device is busy with it.

@@ -1,6 +1,6 @@
 """How the features of a batch meet the tables of a group in device memory. Made once for each order of features."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,14 @@ class DevicePlan:
     """The parts of a lookup, ordered by family, and their form for the kernels."""
 
     def __init__(
-        self, configs: Sequence[Table], families: Sequence[int], names: Sequence[str], device: torch.device
+        self,
+        configs: Sequence[Table],
+        families: Sequence[int],
+        names: Sequence[str],
+        device: torch.device,
+        tiered: Collection[int] = (),
     ) -> None:
+        """`tiered`: tables with a tier below device memory."""
         self.names = tuple(names)
         self.programs = Programs()
         self.layouts = Layouts()
@@ -50,7 +56,10 @@ class DevicePlan:
         coded = np.full((self.copies, len(names)), -1, dtype=np.int32)
         in_copies = np.full((self.copies, len(names)), -1, dtype=np.int32)
         for at, part in enumerate(parts):
-            sees = not part.trains and any(other.table == part.table and other.trains for other in parts)
+            # Others may insert what it lacks, or it may be below.
+            sees = not part.trains and (
+                part.table in tiered or any(other.table == part.table and other.trains for other in parts)
+            )
             coded[part.copy, part.source] = 4 * part.table + part.trains + 2 * sees
             in_copies[part.copy, part.source] = number_of[at]
         self.tables_of = torch.from_numpy(coded).to(device)
@@ -60,6 +69,7 @@ class DevicePlan:
         self._places = torch.tensor(order, dtype=torch.int64).to(device)
         self.order = order
         self.trained = sorted({part.table for part in parts if part.trains})
+        self.tiered = any(part.table in tiered for part in parts)
         self.all_train = all(part.trains for part in parts)
         self.trained_mask = torch.zeros(len(configs), dtype=torch.int64, device=device)
         self.trained_mask[torch.tensor(self.trained, dtype=torch.int64)] = 1

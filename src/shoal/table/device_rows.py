@@ -1,11 +1,13 @@
-"""The rows of a group's tables in device memory: index, storage and what the kernels keep count of.
+"""The rows of a group's tables in device memory: index, storage and what the kernels keep count of. A table with a tier
+below has both in host memory, and above it copies of the rows that are used; see device_tiers.py.
 
 Nothing that a step does asks the device anything. Room is made from what the host knows: how many keys there were when
 it last heard, and how many came since. What the device counted comes back behind the step, and is read once it is
 there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,18 @@ import triton
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Constant, Hbm, Normal, Table, Uniform, Zeros, format_size
-from shoal.errors import CapacityError
-from shoal.index.device import BUCKET_BYTES, EVICTING, FINDING, NOT_WON, DeviceIndex, finding_grids
+from shoal.config import Constant, Dram, Hbm, Normal, Table, Uniform, Zeros, format_size
+from shoal.errors import CapacityError, OutOfMemoryError
+from shoal.index.device import BUCKET_BYTES, FINDING, DeviceIndex, finding_grids
 from shoal.ops.apply.triton import COUNT_COLUMNS
 from shoal.ops.birth import triton as birth_kernels
 from shoal.ops.find.triton import MOST_ROWS
 from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
 from shoal.ops.rows import triton as row_kernels
+from shoal.ops.tier import triton as tier_kernels
 from shoal.storage.hbm import HbmStorage, Layout
+from shoal.storage.pinned import pinned_bytes
+from shoal.table.device_tiers import UpperTier
 from shoal.table.ledger import Ledger
 
 _KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
@@ -36,9 +41,19 @@ _BATCHES_AHEAD = 4
 _LEAST_GROWTH = 1024  # rows
 
 
-def _budget(config: Table) -> int | None:
-    hbm = config.tier(Hbm)
-    return None if hbm is None else hbm.bytes
+def budgets(config: Table) -> list[int | None]:
+    """Bytes that the table may take in each tier; in the last one it has all rows."""
+    return [tier.bytes for tier in config.tiers or (Hbm(),) if isinstance(tier, (Hbm, Dram))]
+
+
+def is_tiered(config: Table) -> bool:
+    """Whether the table has a tier below device memory."""
+    return config.tiers is not None and len(config.tiers) > 1
+
+
+def last_tier(config: Table) -> str:
+    """The name of the tier that has all rows."""
+    return "Dram" if is_tiered(config) else "Hbm"
 
 
 def signed(word: int) -> int:
@@ -53,31 +68,40 @@ class DeviceRows:
         self.configs = tuple(configs)
         self.device = device
         layouts: list[Layout] = []
+        below: list[bool] = []  # by family, whether its rows are in host memory
         self.families: list[int] = []
         kinds: list[Any] = []
         for config in configs:
             layout = Layout(config.dim, config.dtype, config.columns)
             # Tables with a budget are apart: once their family has all the slots it may, it needs no more.
             duplicates = getattr(config.optimizer, "duplicates", None)
-            kind = (layout, type(config.optimizer), duplicates, _budget(config) is not None)
+            kind = (layout, type(config.optimizer), duplicates, budgets(config)[-1] is not None, is_tiered(config))
             if kind not in kinds:
                 kinds.append(kind)
                 layouts.append(layout)
+                below.append(is_tiered(config))
             self.families.append(kinds.index(kind))
         tables = len(configs)
         self.ledger = Ledger(tables, len(layouts), device)
-        # By table: keys looked up and missed, backwards skipped; and keys that are gone, erased or replaced.
-        self.tally = torch.zeros(3, tables, dtype=torch.int64, device=device)
+        # By table: keys looked up and missed, backwards skipped; where there are tiers, keys that were not above. And
+        # keys that are gone, erased or replaced.
+        self.tally = torch.zeros(4, tables, dtype=torch.int64, device=device)
         self._gone = [0] * tables
         self._holes = [0] * tables  # most that erased and refused keys left since the index was built
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
-        self.index = DeviceIndex(self.anchor, tables)
-        self.storage = HbmStorage(self.anchor, layouts, self.ledger.taken, slab_bits)
+        tiered = {number: config for number, config in enumerate(configs) if is_tiered(config)}
+        self.index = DeviceIndex(self.anchor, tables, dict.fromkeys(tiered, partial(pinned_bytes, device=device)))
+        self.storage = HbmStorage(self.anchor, layouts, below, self.ledger.taken, slab_bits)
+        above = {number: budgets(config)[0] or 0 for number, config in tiered.items()}
+        self.tiered = frozenset(tiered)
+        self.above = UpperTier(self.index, self.storage, self.families, above) if tiered else None
+        # Tells the oldest batch whose rows are in use; its group knows.
+        self.oldest_at_work: Callable[[], int | None] = lambda: None
         self.steps = torch.zeros(tables, dtype=torch.int64, device=device)
         self.inits, self.scales = self._initialisers(seed)
         self.normal = _native.normal_table().to(device)
         self.has_normal = any(isinstance(config.init, Normal) for config in configs)
-        self._budgets = [_budget(config) for config in configs]
+        self._budgets = [budgets(config)[-1] for config in configs]
         self._held = [0] * tables  # slots of erased rows that leases may hold
         # Most rows that a table may have.
         self._within = [self._rows_within(budget, number) for number, budget in enumerate(self._budgets)]
@@ -153,7 +177,7 @@ class DeviceRows:
         try:
             self._grow(births)
             self._no_memory = False
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, OutOfMemoryError):
             self._no_memory = True
             if not self.room.fits(births):
                 raise
@@ -196,15 +220,25 @@ class DeviceRows:
             if new := _BATCHES_AHEAD * births.of(number):
                 wanted[number] = min(room.most(number) + new, within)
         self.index.reserve(wanted, self._within)
+        self._follow_index()
         for number in wanted:
             room.set_fit(number, self.index.capacity(number))
         for family, new in enumerate(room.new_rows(births, _BATCHES_AHEAD)):
             lacking = room.most(tables + family) + new - room.fit(tables + family)
             if lacking > 0:
-                slots = self.storage.families[family].slots
-                more_rows = min(max(slots // 8, _LEAST_GROWTH), self._rows_of(family) - slots)
+                held = self.storage.families[family]
+                ahead = held.slots // (4 if held.below else 8)  # host memory is slow to be pinned
+                more_rows = min(max(ahead, _LEAST_GROWTH), self._rows_of(family) - held.slots)
                 self.storage.grow(family, max(lacking, more_rows))
                 self._taken_anew(family)
+        if self.above is not None:
+            for number, rows in wanted.items():
+                if self.above.has(number):
+                    self.above.reserve(number, rows)
+
+    def _follow_index(self) -> None:
+        if self.above is not None:
+            self.above.follow()
 
     def require_room(self, number: int, keys: int, held: bool = True) -> None:
         """Raise CapacityError where a table's budget does not hold so many keys, beside slots that leases hold."""
@@ -213,12 +247,23 @@ class DeviceRows:
             size = format_size(self._bytes_of(number, keys))
             raise CapacityError(
                 f"[table {self.configs[number].name!r}] {keys} rows take {size}; the budget is "
-                f"Hbm({format_size(budget)!r}). Raise it in Table(tiers=[Hbm(...)]), or erase keys that are not needed."
+                f"{last_tier(self.configs[number])}({format_size(budget)!r}). Raise it in Table(tiers=), or erase keys "
+                f"that are not needed."
             )
+
+    def capacity(self, number: int) -> int | None:
+        """Most rows that a table may have, if that is known."""
+        return None if self._budgets[number] is None else self._within[number]
+
+    def not_above(self, number: int) -> int:
+        """Keys that were looked up and had no copy above."""
+        return int(self.tally[3, number])
 
     def counted(self, number: int) -> dict[str, int]:
         """What the device counted about a table since it was made."""
-        looked, missed, backwards = self.tally[:, number].tolist()
+        looked, missed, backwards, not_above = self.tally[:, number].tolist()
+        if not is_tiered(self.configs[number]):  # what it had to be asked for beside tables with tiers
+            missed += not_above
         births = int(self.ledger.keys[number]) + self._gone[number]
         dropped, skipped = self.ledger.left_out[2 * number : 2 * number + 2].tolist()
         return {
@@ -236,10 +281,15 @@ class DeviceRows:
             least = format_size(self._bytes_of(number, 1))
             raise CapacityError(
                 f"[table {self.configs[number].name!r}] a row and its index take {least}; the budget is "
-                f"Hbm({format_size(budget)!r}). Raise it in Table(tiers=[Hbm(...)])."
+                f"{last_tier(self.configs[number])}({format_size(budget)!r}). Raise it in Table(tiers=)."
             )
 
     # ---- keys
+
+    def pinned_from(self, newest: int) -> int:
+        """The stamp from which on keys are in use, where a batch of that number begins."""
+        oldest = self.oldest_at_work()
+        return newest if oldest is None else min(oldest, newest)
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -260,66 +310,100 @@ class DeviceRows:
         """Counts and lists for so many items."""
         most = total if insert else 0
         lists = [(torch.int32, most), (torch.int32, most), (torch.int64, most)]
-        return [(torch.int32, 1 + len(self.storage.families)), *lists]
+        return [(torch.int32, 2 + len(self.storage.families)), *lists]
 
     def find(
-        self,
-        v: Any,
-        tables_of: Tensor | Variable,
-        shape: tuple[int, int],
-        insert: bool,
-        features_of: Variable | None = None,
-        count: bool = False,
-        evict: bool = False,
-        rows: bool = True,
-        tickets: Variable | None = None,
-    ) -> list[Launch | Fill]:
+        self, v: Any, tables_of: Tensor | Variable, shape: tuple[int, int], insert: bool,
+        features_of: Variable | None = None, count: bool = False, rows: bool = True, tickets: Variable | None = None,
+    ) -> list[Launch | Fill]:  # fmt: skip
         """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
 
-        Behind the index's own, `counts` has one for each family. Where `evict`, keys are stamped, and those without a
-        row take the slots of others; `v` then has the variables of EVICTING too. Where not `rows`, slots are given out,
-        and their rows are left as they are. `tickets` gets that of items in no bag.
+        Behind the index's own, `counts` has one for each family. Where not `rows`, slots are given out, and their rows
+        are left as they are. `tickets` gets that of items in no bag. Of tables with tiers: the slots below.
         """
-        counted = (self.tally, self.ledger.bad_bags) if count else None
+        counted = (self.tally[0], self.tally[1], self.ledger.bad_bags) if count else None
         launches: list[Launch | Fill] = [
             Fill(v.counts, 1 + len(self.storage.families), 0),
-            self.index.find(v, tables_of, shape, insert, features_of, counted, evict, tickets),
+            self.index.find(v, tables_of, shape, insert, features_of, counted, tickets=tickets),
+        ]
+        return [*launches, *self._insert(v, [rows] * len(self.storage.families))] if insert else launches
+
+    @property
+    def _above(self) -> UpperTier:
+        assert self.above is not None
+        return self.above
+
+    def find_in_tiers(
+        self, v: Any, tables_of: Tensor, shape: tuple[int, int], insert: bool, place: bool, keep: bool,
+        features_of: Variable | None, tickets: Variable | None,
+    ) -> list[Launch | Fill]:  # fmt: skip
+        """The same where tables have tiers, counted. Where `place`, rows come up; where `keep`, they stay where they
+        are until the batch's backward. `v` has the variables of TIERING too."""
+        above = self._above
+        counted = (self.tally[0], self.tally[3], self.ledger.bad_bags)
+        launches: list[Launch | Fill] = [
+            Fill(v.counts, 2 + len(self.storage.families), 0),
+            above.find(v, tables_of, shape, features_of, counted, place or keep, tickets),
+            above.find_below(v, self.tally[1], insert, place, keep),
         ]
         if insert:
-            take = self.index.evict if evict else self.index.claim
-            births = [self._birth(v, family, evict, rows) for family in range(len(self.storage.families))]
-            launches += [take(v, self.ledger.refused), *births, self.index.find_lost(v)]
+            launches += self._insert(v, [not family.below for family in self.storage.families])
+        if place:
+            launches += above.place(v)
+        if place or keep:
+            launches.append(above.settle(v, place))
+        if place:
+            launches += above.move(v, partial(self._bear, v) if insert else None)
         return launches
 
-    def _birth(self, v: Any, family: int, evict: bool, rows: bool) -> Launch:
-        held = self.storage.families[family]
+    def _insert(self, v: Any, rows: Sequence[bool]) -> list[Launch]:
+        births = [self._birth(v, family, own) for family, own in enumerate(rows)]
+        return [self.index.claim(v, self.ledger.refused), *births, self.index.find_lost(v)]
+
+    def _born(self, family: int) -> dict[str, Any]:
+        """What a kernel that gives birth is compiled with."""
+        layout = self.storage.families[family].layout
+        return {
+            "WEIGHTS": TRITON_TYPES[layout.dtype],
+            "WEIGHT_BYTES": layout.weight_type.itemsize,
+            "HAS_NORMAL": self.has_normal,
+            "SLAB_BITS": self.storage.slab_bits,
+            "DIM": layout.dim,
+            "D": power_of_two(layout.dim),
+            "STATE": layout.state_floats,
+            "S": power_of_two(max(layout.state_floats, 1)),
+        }
+
+    def _birth(self, v: Any, family: int, rows: bool) -> Launch:
+        held, born = self.storage.families[family], self._born(family)
         layout = held.layout
-        d = power_of_two(layout.dim)
-        s = power_of_two(max(layout.state_floats, 1))
         return Launch(
             birth_kernels.birth,
             (v.walkers,),
             (
                 self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state,
                 self.normal, v.values, v.slots, v.lost, v.lost_of, v.counts, v.won_at,
-                v.won_slots if evict else v.lost,
                 getattr(v, f"free{family}"), getattr(v, f"supply{family}"), self.ledger.taken[family:],
                 self.ledger.keys, self.ledger.refused, self.steps,
                 v.n, family, layout.weight_stride, layout.tail_stride, v.stamp,
             ),
-            {
-                "WEIGHTS": TRITON_TYPES[layout.dtype],
-                "WEIGHT_BYTES": layout.weight_type.itemsize,
-                "HAS_NORMAL": self.has_normal,
-                "SLAB_BITS": self.storage.slab_bits,
-                "DIM": layout.dim,
-                "D": d,
-                "STATE": layout.state_floats,
-                "S": s,
-                "BLOCK": max(1, min(128, 4096 // max(d, s))),
-                "EVICT": evict,
-                "ROWS": rows,
-            },
+            {**born, "BLOCK": max(1, min(128, 4096 // max(born["D"], born["S"]))), "ROWS": rows},
+            {"num_warps": 4, "enable_fp_fusion": False},
+        )  # fmt: skip
+
+    def _bear(self, v: Any, family: int, shape: Mapping[str, Any]) -> Launch:
+        """First rows of keys that were born below, wherever their slots are."""
+        held, tiers = self.storage.families[family], self._above.tiers
+        layout = held.layout
+        return Launch(
+            tier_kernels.bear,
+            (v.walkers,),
+            (
+                self.anchor, self.storage.slabs, self.storage.homes, self.index.tables, tiers, self.inits,
+                self.scales, held.first_state, self.normal, self.steps, v.values, v.slots, v.lost, v.lost_of, v.counts,
+                v.won_at, v.n, family, layout.weight_stride, layout.tail_stride,
+            ),
+            {**self._born(family), **shape},
             {"num_warps": 4, "enable_fp_fusion": False},
         )  # fmt: skip
 
@@ -357,41 +441,33 @@ class DeviceRows:
         program.run(*self.values(keys, offsets, slots, space, 1, 1), tables_of)
         return slots
 
-    def insert_evicting(self, table: int, keys: Tensor, stamp: int, pinned_from: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots of a table's keys, which are stamped; those without a row take the slots of keys stamped longest ago.
+    def find_rows(self, table: int, keys: Tensor) -> Tensor:
+        """The slot of each key's row, -1 where it has none: of its copy above, if there is one."""
+        slots = self.index.find_keys(table, keys)
+        if self.above is not None and self.above.has(table):
+            above = self.above.find_keys(table, keys)
+            slots = torch.where(above >= 0, above, slots)
+        return slots
 
-        Returns also the keys that gave up their slots, and these. A key finds none (-1) where all that are near it are
-        stamped with `pinned_from` or more. Waits for the device.
-        """
-        n = len(keys)
-        offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
-        tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
-        slots = torch.empty(n, dtype=torch.int32, device=self.device)
-        v = variables(*self.variables, *EVICTING, "tables_of")
-        program = self._programs.of(
-            ("evict", keys.data_ptr() % 16), True, lambda: self.find(v, v.tables_of, (1, 1), insert=True, evict=True)
-        )
-        space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True), (torch.int32, n), (torch.int64, n)))
-        program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), pinned_from, tables_of)
-        counts, _lost, _lost_of, won_at, won_slots, victims = space.tensors()
-        won = torch.nonzero(won_at[: int(counts[0])] != NOT_WON)[:, 0]
-        self._gone[table] += len(won)
-        return slots, victims[won], won_slots[won]
-
-    def erase(self, table: int, keys: Tensor) -> Tensor:
-        """Take distinct keys out; returns the slots that they had. Waits for the device."""
+    def erase(self, table: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Take distinct keys out; returns the slots that they had, and those of their copies above. Waits for the
+        device."""
         slots = self.index.erase(table, keys)
         slots = slots[slots >= 0]
+        copies = slots[:0]
+        if self.above is not None and self.above.has(table):
+            copies = self.above.erase(table, keys)
         self.ledger.keys[table] -= len(slots)
         self._gone[table] += len(slots)
         self.tidy(table, len(slots))
-        return slots
+        return slots, copies
 
     def tidy(self, table: int, gone: int) -> None:
         """Build a table's index anew once as many keys are gone from it, or were refused, as half of what it holds."""
         self._holes[table] += gone
         if 2 * self._holes[table] > self.index.capacity(table):
             self.index.rebuild(table)
+            self._follow_index()
             self._holes[table] = 0
 
     def hold(self, table: int, slots: int) -> None:
@@ -402,11 +478,13 @@ class DeviceRows:
             self.index.tables[table, MOST_ROWS.value] -= slots
             self.hear_all()  # as the erased keys would count twice, there and among the rows
 
-    def give(self, table: int, slots: Tensor) -> None:
-        """Free the slots of erased rows."""
+    def give(self, table: int, slots: Tensor, copies: Tensor) -> None:
+        """Free the slots of erased rows, and of their copies above."""
         family = self.families[table]
         self.storage.give(family, slots)
         self._relisted(family)
+        if len(copies):
+            self._above.give(table, copies)
 
     def _relisted(self, family: int) -> None:
         # What is on its way to the host was counted against the list before.
@@ -417,10 +495,13 @@ class DeviceRows:
         """Forget all rows of a table."""
         _keys, slots = self.index.entries(table)
         self.index.clear(table)
+        self._follow_index()
+        if self.above is not None and self.above.has(table):
+            self.above.clear(table)
         self.room.set_fit(table, 0)
         self.ledger.keys[table] = 0
         self._gone[table] += len(slots)
-        self.give(table, slots)
+        self.give(table, slots, slots[:0])
 
     @property
     def update_counts(self) -> Tensor:

@@ -3,19 +3,9 @@
 import triton
 import triton.language as tl
 
-from shoal.ops.find.triton import (
-    BUCKET_UNITS,
-    FAMILY,
-    FIRST_SLOT,
-    HOLE,
-    MOST_ROWS,
-    NO_SLOT,
-    NOT_WON,
-    STAMP_BEHIND_SLOT,
-    UNIT,
-)
+from shoal.ops.find.triton import FAMILY, HOLE, MOST_ROWS, NO_SLOT, NOT_WON, STAMP_BEHIND_SLOT
 from shoal.ops.find.triton import TABLE_COLUMNS as COLUMNS
-from shoal.ops.insert.triton import lost_keys
+from shoal.ops.insert.triton import entry_keys, lost_keys
 
 ZEROS = tl.constexpr(0)
 CONSTANT = tl.constexpr(1)
@@ -143,22 +133,50 @@ def admit(tables, counts, refused, table, wants):
     return fits
 
 
+@triton.jit
+def bear(
+    anchor, slabs, inits, scales, first_state, normal, steps, table, key, slot, has, weight_stride, tail_stride,
+    WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """First rows of keys at their slots, where `has`: weights, state, score and flags."""
+    element = tl.arange(0, D)
+    word = tl.arange(0, S)
+    kind = tl.load(inits + table * INIT_COLUMNS, mask=has, other=0)
+    stream = tl.load(inits + table * INIT_COLUMNS + 1, mask=has, other=0).to(tl.uint64)
+    wanted = has[:, None] & (element < DIM)[None, :]
+    row = first_row(kind, stream, scales, table, key, element, wanted, normal, HAS_NORMAL)
+    weights = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True)
+    row_at = weights_at(slabs, slot, has, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
+    tl.store(weights + row_at[:, None] + element[None, :], nearest(row, WEIGHTS), mask=wanted)
+
+    tail_at = tails_at(slabs, slot, has, tail_stride, SLAB_BITS)
+    floats = anchor.to(tl.pointer_type(tl.float32), bitcast=True)
+    scores = anchor.to(tl.pointer_type(tl.float64), bitcast=True)
+    step = tl.load(steps + table, mask=has, other=0).to(tl.float64)
+    tl.store(scores + tail_at * 2 + score_at(STATE) // 2, step, mask=has)
+    tl.store(anchor + tail_at * 4 + flags_at(STATE), CHANGED_AND_DIRTY, mask=has)
+    begins = tl.load(first_state + word, mask=word < STATE, other=0.0)
+    tl.store(
+        floats + (tail_at * 4)[:, None] + word[None, :],
+        tl.broadcast_to(begins[None, :], (BLOCK, S)),
+        mask=has[:, None] & (word < STATE)[None, :],
+    )
+
+
 @triton.jit(do_not_specialize=["supply", "n", "family", "weight_stride", "tail_stride", "stamp"])
 def birth(
     anchor, slabs, tables, inits, scales, first_state, normal, values, slots, lost, lost_of, lost_count, won_at,
-    won_slots, free, supply, taken, counts, refused, steps, n, family, weight_stride, tail_stride, stamp,
+    free, supply, taken, counts, refused, steps, n, family, weight_stride, tail_stride, stamp,
     WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
     DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
-    EVICT: tl.constexpr, ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Slots and first rows for the claimed entries of one family of tables; an entry without room is given up.
 
-    `free[taken:supply]` are the family's free slots. Where EVICT, slots come with the entries: `won_slots`. Where not
-    ROWS, others write the rows.
+    `free[taken:supply]` are the family's free slots. Where not ROWS, others write the rows.
     """
     total = tl.load(lost_count)
-    element = tl.arange(0, D)
-    word = tl.arange(0, S)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
@@ -166,47 +184,23 @@ def birth(
         live = at != NOT_WON
         item, _position, key, table, _inserts, base, _buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
         mine = live & (tl.load(tables + table * COLUMNS + FAMILY, mask=live, other=-1) == family)
-        if EVICT:
-            has = mine
-            slot = tl.load(won_slots + lane, mask=has, other=HOLE)
-        else:
-            fits = admit(tables, counts, refused, table, mine)
-            ones = fits.to(tl.int32)
-            place = tl.atomic_add(taken, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
-            has = fits & (place < supply)
-            tl.atomic_add(counts + table, -1, mask=fits & (has == 0), sem="relaxed")
-            tl.atomic_add(refused + table, 1, mask=fits & (has == 0), sem="relaxed")
-            slot = tl.load(free + place, mask=has, other=HOLE)
+        fits = admit(tables, counts, refused, table, mine)
+        ones = fits.to(tl.int32)
+        place = tl.atomic_add(taken, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
+        has = fits & (place < supply)
+        tl.atomic_add(counts + table, -1, mask=fits & (has == 0), sem="relaxed")
+        tl.atomic_add(refused + table, 1, mask=fits & (has == 0), sem="relaxed")
+        slot = tl.load(free + place, mask=has, other=HOLE)
         tl.store(slots + item, tl.where(has, slot, NO_SLOT), mask=mine)
 
-        inside = at * 4 - base * UNIT
-        bucket = inside // (BUCKET_UNITS * UNIT)
-        entry = (inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT
-        keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
         # An entry that is given up may have sent others on.
         tl.store(anchor + at, slot, mask=mine)
         tl.store(anchor + at + STAMP_BEHIND_SLOT, tl.zeros_like(slot) + stamp, mask=has)
-        tl.store(keys + (base + bucket * BUCKET_UNITS) * (UNIT // 8) + entry, key, mask=has)
+        tl.store(entry_keys(anchor, at, base), key, mask=has)
 
         if ROWS:
-            kind = tl.load(inits + table * INIT_COLUMNS, mask=has, other=0)
-            stream = tl.load(inits + table * INIT_COLUMNS + 1, mask=has, other=0).to(tl.uint64)
-            wanted = has[:, None] & (element < DIM)[None, :]
-            row = first_row(kind, stream, scales, table, key, element, wanted, normal, HAS_NORMAL)
-            weights = anchor.to(tl.pointer_type(WEIGHTS), bitcast=True)
-            row_at = weights_at(slabs, slot, has, weight_stride, SLAB_BITS) * (16 // WEIGHT_BYTES)
-            tl.store(weights + row_at[:, None] + element[None, :], nearest(row, WEIGHTS), mask=wanted)
-
-            tail_at = tails_at(slabs, slot, has, tail_stride, SLAB_BITS)
-            floats = anchor.to(tl.pointer_type(tl.float32), bitcast=True)
-            scores = anchor.to(tl.pointer_type(tl.float64), bitcast=True)
-            step = tl.load(steps + table, mask=has, other=0).to(tl.float64)
-            tl.store(scores + tail_at * 2 + score_at(STATE) // 2, step, mask=has)
-            tl.store(anchor + tail_at * 4 + flags_at(STATE), CHANGED_AND_DIRTY, mask=has)
-            begins = tl.load(first_state + word, mask=word < STATE, other=0.0)
-            tl.store(
-                floats + (tail_at * 4)[:, None] + word[None, :],
-                tl.broadcast_to(begins[None, :], (BLOCK, S)),
-                mask=has[:, None] & (word < STATE)[None, :],
-            )
+            bear(
+                anchor, slabs, inits, scales, first_state, normal, steps, table, key, slot, has, weight_stride,
+                tail_stride, WEIGHTS, WEIGHT_BYTES, HAS_NORMAL, SLAB_BITS, DIM, D, STATE, S, BLOCK,
+            )  # fmt: skip
         first += tl.num_programs(0) * BLOCK

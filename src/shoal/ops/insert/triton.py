@@ -3,10 +3,6 @@
 Inserts need no locks and no waiting. A key that was not found claims an entry by writing its own position in the batch
 into the entry's slot word; whoever meets a claim reads the claimant's key from the batch. So of equal keys one wins and
 the others see it.
-
-A stamp is the number of the last batch that used a key, where somebody asks for it. It orders keys by last use, and it
-pins: a key whose stamp is not below that of the oldest batch at work is in use. `evict` is for tables all of whose rows
-are in use: a missing key takes entry and slot of the key in its bucket that was used longest ago, and no free ones.
 """
 
 import triton
@@ -24,7 +20,6 @@ from shoal.ops.find.triton import (
     IDLE_WORD,
     NOT_WON,
     REACH,
-    STAMP_BEHIND_SLOT,
     TABLE_COLUMNS,
     UNIT,
     home_of,
@@ -58,7 +53,7 @@ def claimed_by_equal(words, values, key):
 
 @triton.jit
 def take(anchor, at, which, words, position, tries, has_bucket, dummy):
-    """Claim the entries `which` of the buckets at [g] bytes, where `tries`: (got, what the slot words were).
+    """Claim the entries `which` of the buckets at [g] bytes, where `tries`; returns who got one.
 
     `dummy`: a word that is none of the negative ones, for lanes without a bucket.
     """
@@ -67,110 +62,66 @@ def take(anchor, at, which, words, position, tries, has_bucket, dummy):
     given = tl.where(tries, given, EMPTY)
     target = anchor + at // 4 + tl.where(tries, FIRST_SLOT + which, IDLE_WORD)
     before = tl.atomic_cas(tl.where(has_bucket, target, dummy), given, CLAIMED - position, sem="relaxed")
-    return tries & (before == given), given
+    return tries & (before == given)
+
+
+@triton.jit
+def claim_entries(anchor, values, key, position, base, buckets, going, dummy):
+    """An entry for each of the keys that are `going`, claimed by one of its equals: (where its slot word is, or
+    NOT_WON; which found none within reach).
+
+    All try the free entries of a bucket in the same order and look again when they lose one, so a key meets its equals
+    before it can claim another.
+    """
+    entry = tl.arange(0, ENTRIES)[None, :]
+    bucket = home_of(mix64(key), buckets)
+    passed = tl.zeros_like(position)
+    taken = tl.full(base.shape, NOT_WON, tl.int64)
+    refused = going & (buckets <= 0)
+    going = going & (buckets > 0)
+    has_bucket = going
+    while tl.max(going.to(tl.int32), axis=0) > 0:
+        at = (base + bucket * BUCKET_UNITS) * UNIT
+        words = slots_now(anchor, at, going)
+        twin = claimed_by_equal(words, values, key)
+        free = (words == EMPTY) | (words == HOLE)
+        which = tl.min(tl.where(free, entry, ENTRIES), axis=1)
+        tries = going & (twin == 0) & (which < ENTRIES)
+        got = take(anchor, at, which, words, position, tries, has_bucket, dummy)
+        taken = tl.where(got, at // 4 + FIRST_SLOT + which, taken)
+        full = going & (twin == 0) & (which == ENTRIES)
+        bucket = tl.where(full, next_bucket(bucket, buckets), bucket)
+        passed = passed + full.to(tl.int32)
+        stuck = full & (passed > REACH)
+        refused = refused | stuck
+        going = going & (twin == 0) & (got == 0) & (stuck == 0)
+    return taken, refused
+
+
+@triton.jit
+def entry_keys(anchor, at, base):
+    """Where the keys are of entries whose slot words are at `at`, in buckets from `base` units on."""
+    inside = at * 4 - base * UNIT
+    bucket = inside // (BUCKET_UNITS * UNIT)
+    entry = (inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT
+    keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    return keys + (base + bucket * BUCKET_UNITS) * (UNIT // 8) + entry
 
 
 @triton.jit(do_not_specialize=["n"])
 def claim(anchor, tables, values, lost, lost_of, lost_count, won_at, refused, dummy, n, BLOCK: tl.constexpr):
     """An entry for every missing key, claimed by one of its items: beside these in the list, `won_at` gets where the
-    entry's slot word is; beside the others, NOT_WON.
-
-    All try the free entries of a bucket in the same order and look again when they lose one, so a key meets its equals
-    before it can claim another. `refused` counts, by table, keys that found no entry within reach.
+    entry's slot word is; beside the others, NOT_WON. `refused` counts, by table, keys that found no entry within reach.
     """
     total = tl.load(lost_count)
-    entry = tl.arange(0, ENTRIES)[None, :]
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
         _item, position, key, table, inserts, base, buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
-        bucket = home_of(mix64(key), buckets)
-        passed = tl.zeros_like(position)
-        taken = tl.full(base.shape, NOT_WON, tl.int64)
-        going = live & inserts & (buckets > 0)
-        has_bucket = going
-        while tl.max(going.to(tl.int32), axis=0) > 0:
-            at = (base + bucket * BUCKET_UNITS) * UNIT
-            words = slots_now(anchor, at, going)
-            twin = claimed_by_equal(words, values, key)
-            free = (words == EMPTY) | (words == HOLE)
-            which = tl.min(tl.where(free, entry, ENTRIES), axis=1)
-            tries = going & (twin == 0) & (which < ENTRIES)
-            got, _given = take(anchor, at, which, words, position, tries, has_bucket, dummy)
-            taken = tl.where(got, at // 4 + FIRST_SLOT + which, taken)
-            full = going & (twin == 0) & (which == ENTRIES)
-            bucket = tl.where(full, next_bucket(bucket, buckets), bucket)
-            passed = passed + full.to(tl.int32)
-            stuck = full & (passed > REACH)
-            tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
-            going = going & (twin == 0) & (got == 0) & (stuck == 0)
-        tl.atomic_add(refused + table, 1, mask=live & inserts & (buckets <= 0), sem="relaxed")
+        taken, without = claim_entries(anchor, values, key, position, base, buckets, live & inserts, dummy)
+        tl.atomic_add(refused + table, 1, mask=without, sem="relaxed")
         tl.store(won_at + lane, taken, mask=live)
-        first += tl.num_programs(0) * BLOCK
-
-
-@triton.jit(do_not_specialize=["n", "pinned_from"])
-def evict(
-    anchor, tables, values, lost, lost_of, lost_count, won_at, won_slots, victims, refused, dummy,
-    n, pinned_from, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Entry and slot for every missing key: those of the key in its bucket with the lowest stamp, if that is below
-    `pinned_from`; else from the next bucket. Beside the items that won one, `won_at` has its place, `won_slots` the
-    slot, and `victims` the key that gave it up.
-
-    All try the victims of a bucket in the same order, so a key meets its equals before it can take a second one.
-    """
-    total = tl.load(lost_count)
-    entry = tl.arange(0, ENTRIES)[None, :]
-    keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
-    first = tl.program_id(0) * BLOCK
-    while first < total:
-        lane = first + tl.arange(0, BLOCK)
-        live = lane < total
-        _item, position, key, table, inserts, base, buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
-        bucket = home_of(mix64(key), buckets)
-        passed = tl.zeros_like(position)
-        taken = tl.full(base.shape, NOT_WON, tl.int64)
-        slot = tl.zeros_like(position)
-        victim = tl.zeros_like(key)
-        going = live & inserts & (buckets > 0)
-        has_bucket = going
-        while tl.max(going.to(tl.int32), axis=0) > 0:
-            at = (base + bucket * BUCKET_UNITS) * UNIT
-            words = slots_now(anchor, at, going)
-            places = (anchor + at // 4 + FIRST_SLOT)[:, None] + entry
-            stamp = tl.load(places + STAMP_BEHIND_SLOT, mask=going[:, None], other=0)
-            twin = claimed_by_equal(words, values, key)
-            may_go = (words >= 0) & (stamp < pinned_from)
-            rank = tl.min(tl.where(may_go, (stamp.to(tl.int64) << 3) + entry, 1 << 40), axis=1)
-            none = rank >= 1 << 40
-            which = (rank & 7).to(tl.int32)
-            tries = going & (twin == 0) & (none == 0)
-            got, given = take(anchor, at, which, words, position, tries, has_bucket, dummy)
-            taken = tl.where(got, at // 4 + FIRST_SLOT + which, taken)
-            slot = tl.where(got, given, slot)
-            victim = tl.where(got, tl.load(keys + at // 8 + which, mask=got, other=0), victim)
-            passes = going & (twin == 0) & none
-            bucket = tl.where(passes, next_bucket(bucket, buckets), bucket)
-            passed = passed + passes.to(tl.int32)
-            stuck = passes & (passed > REACH)
-            tl.atomic_add(refused + table, 1, mask=stuck, sem="relaxed")
-            going = going & (twin == 0) & (got == 0) & (stuck == 0)
-        # Who found an entry behind its home must be found there: finds go on where nothing is EMPTY.
-        bucket = home_of(mix64(key), buckets)
-        left = tl.where(taken != NOT_WON, passed, 0)
-        while tl.max(left, axis=0) > 0:
-            at = (base + bucket * BUCKET_UNITS) * UNIT
-            words = slots_now(anchor, at, left > 0)
-            places = (anchor + at // 4 + FIRST_SLOT)[:, None] + entry
-            tl.store(places, HOLE, mask=(left > 0)[:, None] & (words == EMPTY))
-            bucket = next_bucket(bucket, buckets)
-            left = left - 1
-        tl.atomic_add(refused + table, 1, mask=live & inserts & (buckets <= 0), sem="relaxed")
-        tl.store(won_at + lane, taken, mask=live)
-        tl.store(won_slots + lane, slot, mask=live)
-        tl.store(victims + lane, victim, mask=live)
         first += tl.num_programs(0) * BLOCK
 
 

@@ -1,0 +1,493 @@
+"""Rows of a table between its tiers: device memory above pinned host memory.
+
+The tier below has every row of the table, and an index of all keys, both in pinned memory, which kernels reach over the
+bus. The tier above has copies of some rows and an index of their keys in device memory; a slot there knows its *home*,
+the slot below that its row came from. A slot is a slot, wherever it is, so a row that is not above is used in place.
+
+A training batch asks above, then below for what is not there (`find_below`); new keys are born below without their
+rows. Then rows come up: `choose` finds how many slots are lacking and which stamp is old, `evict` takes entries with
+older ones away, `claim_above` and `seat` give the wanted keys entries and slots, `settle` tells all items their slots.
+Whoever takes a slot whose last row was changed writes that row down to its home before its own comes: `bear` first
+rows, `exchange` those from below. `flush` does so for slots that were taken away and nobody wanted, and `clean` makes
+entries EMPTY again where no key went on.
+"""
+
+import triton
+import triton.language as tl
+
+from shoal.ops.birth.triton import bear as bear_rows
+from shoal.ops.birth.triton import flags_at, tails_at, weights_at
+from shoal.ops.find.triton import (
+    AT,
+    BUCKET_UNITS,
+    BUCKETS,
+    EMPTY,
+    ENTRIES,
+    FAMILY,
+    FIRST_SLOT,
+    HOLE,
+    NO_SLOT,
+    NOT_WON,
+    REACH,
+    STAMP_BEHIND_SLOT,
+    TABLE_COLUMNS,
+    UNIT,
+    append,
+    has_empty,
+    home_of,
+    keys_at,
+    mix64,
+    next_bucket,
+    probe,
+    probe_entries,
+    slots_at,
+)
+from shoal.ops.insert.triton import claim_entries, entry_keys, lost_keys
+
+# Columns of a table's tier above.
+TIER_COLUMNS = tl.constexpr(16)
+TIERED = tl.constexpr(0)  # whether there is one
+# Free slots: a ring of so many words, at so many from the anchor. PUSHED entered it before this batch and POPPED left.
+RING_AT = tl.constexpr(1)
+RING_SIZE = tl.constexpr(2)
+PUSHED = tl.constexpr(3)
+POPPED = tl.constexpr(4)
+# Of the batch: items that are not above; slots to be taken from other keys, what stamps those have less than, and how
+# many were found (of which no more than wanted are taken); items that asked for a slot.
+NEEDED = tl.constexpr(5)
+WANTED = tl.constexpr(6)
+OLD = tl.constexpr(7)
+FOUND = tl.constexpr(8)
+ASKED = tl.constexpr(9)
+# The last batch that used a row in place.
+IN_PLACE = tl.constexpr(10)
+# Rows that came up, and rows that were written down.
+PROMOTED = tl.constexpr(11)
+DEMOTED = tl.constexpr(12)
+
+DIRTY = tl.constexpr(2)
+NOT_DIRTY = tl.constexpr(~2)
+
+
+@triton.jit
+def count_by_table(counts, table, which, STRIDE: tl.constexpr):
+    """Add the flagged lanes to their tables' counts, those of one table at once."""
+    rest = which
+    while tl.max(rest.to(tl.int32), axis=0) > 0:
+        one = tl.min(tl.where(rest, table, 0x7FFFFFFF), axis=0)
+        these = rest & (table == one)
+        tl.atomic_add(counts + one * STRIDE, tl.sum(these.to(tl.int64), axis=0), sem="relaxed")
+        rest = rest & (these == 0)
+
+
+@triton.jit
+def free_slots(tier):
+    """How many slots the ring holds by now."""
+    found = tl.minimum(tl.load(tier + FOUND), tl.load(tier + WANTED))
+    return tl.load(tier + PUSHED) + found - tl.load(tier + POPPED)
+
+
+@triton.jit(do_not_specialize=["n"])
+def find_below(
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, home_at, lost, lost_of, lost_count, missed, n,
+    INSERT: tl.constexpr, PLACE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slots below of the listed items, which are not above; `home_at` gets where the slot word is, or NOT_WON.
+
+    Where INSERT, items without a row are listed, of tables with one tier too. Where PLACE, tables count what they need
+    above. Where neither PLACE nor KEEP, nobody asks for `home_at`.
+    """
+    total = tl.load(asked_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        live = lane < total
+        item, _position, key, table, _inserts, base, buckets = lost_keys(values, tables, asked, asked_of, lane, live, n)
+        tiered = live & (tl.load(tiers + table * TIER_COLUMNS + TIERED, mask=live, other=0) != 0)
+        bucket_at, _ends, entry, slot = probe_entries(anchor, base, buckets, key, tiered)
+        tl.store(slots + item, slot, mask=tiered)
+        missing = live & (slot < 0)
+        count_by_table(missed, table, missing & tiered, 1)
+        if PLACE or KEEP:
+            place = tl.where(slot >= 0, bucket_at // 4 + FIRST_SLOT + entry, NOT_WON)
+            tl.store(home_at + lane, place, mask=live)
+        if PLACE:
+            count_by_table(tiers + NEEDED, table, tiered, TIER_COLUMNS)
+        if INSERT:
+            to = append(lost_count, missing)
+            tl.store(lost + to, item, mask=missing)
+            tl.store(lost_of + to, tl.load(asked_of + lane, mask=missing, other=0), mask=missing)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["pinned_from"])
+def choose(anchor, tables, tiers, numbers, asked_count, pinned_from, SAMPLE: tl.constexpr):
+    """How many slots each table lacks, and a stamp below which there are as many keys and some more, as far as SAMPLE
+    buckets tell. A program for each of the tables `numbers`, of one warp: no thread loads what another has stored."""
+    number = tl.load(numbers + tl.program_id(0))
+    tier = tiers + number * TIER_COLUMNS
+    size = tl.load(tier + RING_SIZE)
+    if (tl.load(asked_count) > 0) & (size > 0):
+        free = free_slots(tier)
+        pushed = free + tl.load(tier + POPPED)
+        wanted = tl.minimum(tl.maximum(tl.load(tier + NEEDED) - free, 0), size)
+        low = pinned_from * 0
+        high = pinned_from
+        if wanted > 0:
+            base = tl.load(tables + number * TABLE_COLUMNS + AT)
+            buckets = tl.load(tables + number * TABLE_COLUMNS + BUCKETS)
+            looked = tl.minimum(buckets, SAMPLE)
+            sampled = tl.arange(0, SAMPLE).to(tl.int64)
+            inside = sampled < looked
+            at = (base + sampled * buckets // looked * BUCKET_UNITS) * UNIT
+            words = slots_at(anchor, at, inside)
+            stamps = (anchor + at // 4 + FIRST_SLOT + STAMP_BEHIND_SLOT)[:, None] + tl.arange(0, ENTRIES)[None, :]
+            stamp = tl.load(stamps, mask=inside[:, None], other=0)
+            # A quarter more: a few that the sample did not tell of must not be lacking.
+            enough = wanted * looked * 5 // (buckets * 4) + 4
+            while low < high:
+                middle = (low + high) // 2
+                older = ((words >= 0) & (stamp < middle)).to(tl.int32)
+                reached = tl.sum(tl.sum(older, axis=1), axis=0) >= enough
+                high = tl.where(reached, middle, high)
+                low = tl.where(reached, low, middle + 1)
+        tl.store(tier + PUSHED, pushed)
+        tl.store(tier + NEEDED, 0)
+        tl.store(tier + WANTED, wanted)
+        tl.store(tier + OLD, high.to(tl.int64))
+        tl.store(tier + FOUND, 0)
+        tl.store(tier + ASKED, 0)
+
+
+@triton.jit
+def evict(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
+    """Take entries with old stamps away, and put their slots into the ring. Programs of the second axis are the tables
+    `numbers`."""
+    number = tl.load(numbers + tl.program_id(1))
+    tier = tiers + number * TIER_COLUMNS
+    wanted = tl.load(tier + WANTED)
+    if (tl.load(asked_count) > 0) & (wanted > 0):
+        base = tl.load(tables + number * TABLE_COLUMNS + AT)
+        entries = tl.load(tables + number * TABLE_COLUMNS + BUCKETS) * ENTRIES
+        old = tl.load(tier + OLD)
+        pushed, size, ring = tl.load(tier + PUSHED), tl.load(tier + RING_SIZE), tl.load(tier + RING_AT)
+        first = tl.program_id(0).to(tl.int64) * BLOCK
+        while first < entries:
+            lane = first + tl.arange(0, BLOCK)
+            at = (base + lane // ENTRIES * BUCKET_UNITS) * UNIT
+            word = anchor + at // 4 + FIRST_SLOT + lane % ENTRIES
+            slot = tl.load(word, mask=lane < entries, other=EMPTY)
+            stamp = tl.load(word + STAMP_BEHIND_SLOT, mask=slot >= 0, other=0)
+            goes = (slot >= 0) & (stamp < old)
+            many = tl.sum(goes.to(tl.int64), axis=0)
+            if many > 0:
+                ticket = tl.atomic_add(tier + FOUND, many, sem="relaxed") + tl.cumsum(goes.to(tl.int32), axis=0) - 1
+                goes = goes & (ticket < wanted)
+                tl.store(anchor + ring + (pushed + ticket) % size, slot, mask=goes)
+                tl.store(word, tl.zeros_like(slot) + HOLE, mask=goes)
+            first += tl.num_programs(0).to(tl.int64) * BLOCK
+
+
+@triton.jit
+def clean(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
+    """Make HOLEs EMPTY in buckets that no key went on behind, so that finds end there: as many keys as come go, and
+    without this every bucket would have been full once. Programs of the second axis are the tables
+    `numbers`."""
+    number = tl.load(numbers + tl.program_id(1))
+    tier = tiers + number * TIER_COLUMNS
+    if (tl.load(asked_count) > 0) & (tl.load(tier + FOUND) > 0):
+        base = tl.load(tables + number * TABLE_COLUMNS + AT)
+        buckets = tl.load(tables + number * TABLE_COLUMNS + BUCKETS)
+        first = tl.program_id(0).to(tl.int64) * BLOCK
+        while first < buckets:
+            bucket = first + tl.arange(0, BLOCK)
+            at = (base + bucket * BUCKET_UNITS) * UNIT
+            words = slots_at(anchor, at, bucket < buckets)
+            holes = tl.max((words == HOLE).to(tl.int32), axis=1) > 0
+            # Keys behind it that went past it: they are further from home than from here.
+            passed = holes & (bucket < 0)
+            other = bucket
+            distance = 0
+            going = holes & (has_empty(words) == 0)
+            while (tl.max(going.to(tl.int32), axis=0) > 0) & (distance < REACH):
+                distance += 1
+                other = next_bucket(other, buckets)
+                there = (base + other * BUCKET_UNITS) * UNIT
+                held = slots_at(anchor, there, going)
+                home = home_of(mix64(keys_at(anchor, there, going)), buckets)
+                far = other[:, None] - home
+                far = tl.where(far < 0, far + buckets, far)
+                past = tl.max(((held >= 0) & (far >= distance)).to(tl.int32), axis=1) > 0
+                passed = passed | (going & past)
+                going = going & (past == 0) & (has_empty(held) == 0) & (other != bucket)
+            # Whoever is still going looked as far as any key goes.
+            places = (anchor + at // 4 + FIRST_SLOT)[:, None] + tl.arange(0, ENTRIES)[None, :]
+            empties = (holes & (passed == 0))[:, None] & (words == HOLE)
+            tl.store(places, tl.zeros_like(words) + EMPTY, mask=empties)
+            first += tl.num_programs(0).to(tl.int64) * BLOCK
+
+
+@triton.jit
+def admit(tiers, table, wants):
+    """Which of the lanes have a free slot in their table's ring."""
+    fits = table < 0
+    rest = wants
+    while tl.max(rest.to(tl.int32), axis=0) > 0:
+        one = tl.min(tl.where(rest, table, 0x7FFFFFFF), axis=0)
+        tier = tiers + one * TIER_COLUMNS
+        these = rest & (table == one)
+        ones = these.to(tl.int32)
+        before = tl.atomic_add(tier + ASKED, tl.sum(ones, axis=0).to(tl.int64), sem="relaxed")
+        fits = fits | (these & (before + tl.cumsum(ones, axis=0) <= free_slots(tier)))
+        rest = rest & (these == 0)
+    return fits
+
+
+@triton.jit(do_not_specialize=["n", "stamp", "pinned_from"])
+def claim_above(
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, home_at, won_at, dummy, n, stamp, pinned_from,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """An entry above for the keys of listed items that have a row, claimed by one of their items as in `claim`.
+
+    Only as many ask as there are slots, so no entry is given up. A row that a batch at work uses in place stays there:
+    that one's update must find it.
+    """
+    total = tl.load(asked_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        live = lane < total
+        item, position, key, table, _inserts, base, buckets = lost_keys(values, tables, asked, asked_of, lane, live, n)
+        tier = tiers + table * TIER_COLUMNS
+        home = tl.load(slots + item, mask=live, other=NO_SLOT)
+        wants = live & (home >= 0) & (tl.load(tier + RING_SIZE, mask=live, other=0) > 0)
+        used = wants & (tl.load(tier + IN_PLACE, mask=wants, other=0) >= pinned_from)
+        if tl.max(used.to(tl.int32), axis=0) > 0:
+            at = tl.load(home_at + lane, mask=used, other=NOT_WON)
+            used = used & (at != NOT_WON)
+            last = tl.load(anchor + at + STAMP_BEHIND_SLOT, mask=used, other=0)
+            wants = wants & ((used == 0) | (last < pinned_from) | (last == stamp))
+        wants = admit(tiers, table, wants)
+        taken, _refused = claim_entries(anchor, values, key, position, base, buckets, wants, dummy)
+        tl.store(won_at + lane, taken, mask=live)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["n", "stamp"])
+def seat(
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, won_at, homes, n, stamp, BLOCK: tl.constexpr
+):
+    """Slots above for the claimed entries. `homes` gets the slots below of those, and NO_SLOT beside the others."""
+    total = tl.load(asked_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        at = tl.load(won_at + lane, mask=lane < total, other=NOT_WON)
+        has = at != NOT_WON
+        item, position, key, table, _inserts, base, _buckets = lost_keys(values, tables, asked, asked_of, lane, has, n)
+        home = tl.load(slots + item, mask=has, other=NO_SLOT)
+        slot = tl.zeros_like(position)
+        rest = has
+        while tl.max(rest.to(tl.int32), axis=0) > 0:
+            one = tl.min(tl.where(rest, table, 0x7FFFFFFF), axis=0)
+            tier = tiers + one * TIER_COLUMNS
+            these = rest & (table == one)
+            ones = these.to(tl.int32)
+            before = tl.atomic_add(tier + POPPED, tl.sum(ones, axis=0).to(tl.int64), sem="relaxed")
+            place = (before + tl.cumsum(ones, axis=0) - 1) % tl.load(tier + RING_SIZE)
+            slot = tl.where(these, tl.load(anchor + tl.load(tier + RING_AT) + place, mask=these, other=0), slot)
+            rest = rest & (these == 0)
+        tl.store(anchor + at, slot, mask=has)
+        tl.store(anchor + at + STAMP_BEHIND_SLOT, tl.zeros_like(slot) + stamp, mask=has)
+        tl.store(entry_keys(anchor, at, base), key, mask=has)
+        tl.store(slots + item, slot, mask=has)
+        tl.store(homes + lane, home, mask=lane < total)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["n", "stamp"])
+def settle(
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, home_at, won_at, n, stamp,
+    PLACE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The slots of listed items whose key another one seated. Those below that are used in place are stamped there.
+
+    Where not PLACE, nobody was seated.
+    """
+    total = tl.load(asked_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        live = lane < total
+        item, _position, key, table, _inserts, base, buckets = lost_keys(values, tables, asked, asked_of, lane, live, n)
+        tier = tiers + table * TIER_COLUMNS
+        has = live & (tl.load(tier + TIERED, mask=live, other=0) != 0)
+        has = has & (tl.load(slots + item, mask=has, other=NO_SLOT) >= 0)
+        if PLACE:
+            has = has & (tl.load(won_at + lane, mask=has, other=NOT_WON) == NOT_WON)
+            above = probe(anchor, base, buckets, key, has)
+            tl.store(slots + item, above, mask=has & (above >= 0))
+            has = has & (above < 0)
+        tl.store(tier + IN_PLACE, (tl.zeros_like(item) + stamp).to(tl.int64), mask=has)
+        at = tl.load(home_at + lane, mask=has, other=NOT_WON)
+        # A key that is born now was stamped at its birth.
+        tl.store(anchor + at + STAMP_BEHIND_SLOT, tl.zeros_like(item) + stamp, mask=has & (at != NOT_WON))
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit
+def home_word(anchor, homes, slot, has, SLAB_BITS: tl.constexpr):
+    """Where the homes of slots above are."""
+    inside = (slot & ((1 << SLAB_BITS) - 1)).to(tl.int64)
+    return anchor + tl.load(homes + (slot >> SLAB_BITS), mask=has, other=0) + inside
+
+
+@triton.jit
+def words_of(
+    slabs, slot, has, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, TAIL_WORDS: tl.constexpr,
+):  # fmt: skip
+    """Where the weights and tails of slots begin, in words from the anchor."""
+    weights = weights_at(slabs, slot, has, WEIGHT_WORDS // 4, SLAB_BITS) * 4
+    return weights, tails_at(slabs, slot, has, TAIL_WORDS // 4, SLAB_BITS) * 4
+
+
+@triton.jit
+def load_row(
+    anchor, weights, tails, has, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr, TAIL_WORDS: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    word = tl.arange(0, W)[None, :]
+    tail_word = tl.arange(0, T)[None, :]
+    row = tl.load(anchor + weights[:, None] + word, mask=has[:, None] & (word < WEIGHT_WORDS), other=0)
+    return row, tl.load(anchor + tails[:, None] + tail_word, mask=has[:, None] & (tail_word < TAIL_WORDS), other=0)
+
+
+@triton.jit
+def store_clean(
+    anchor, weights, tails, has, row, tail,
+    STATE: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr, TAIL_WORDS: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Rows that are as their copies in the other tier."""
+    word = tl.arange(0, W)[None, :]
+    tail_word = tl.arange(0, T)[None, :]
+    tail = tl.where(tail_word == flags_at(STATE), tail & NOT_DIRTY, tail)
+    tl.store(anchor + weights[:, None] + word, row, mask=has[:, None] & (word < WEIGHT_WORDS))
+    tl.store(anchor + tails[:, None] + tail_word, tail, mask=has[:, None] & (tail_word < TAIL_WORDS))
+
+
+@triton.jit
+def load_last(
+    anchor, slabs, homes, slot, has,
+    STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
+    TAIL_WORDS: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """The last rows of slots above that must be written down, as they have a home and are dirty: (which, the rows,
+    where their homes are)."""
+    home = tl.load(home_word(anchor, homes, slot, has, SLAB_BITS), mask=has, other=NO_SLOT)
+    weights, tails = words_of(slabs, slot, has & (home >= 0), SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
+    flags = tl.load(anchor + tails + flags_at(STATE), mask=has & (home >= 0), other=0)
+    owes = has & (home >= 0) & ((flags & DIRTY) != 0)
+    row, tail = load_row(anchor, weights, tails, owes, WEIGHT_WORDS, W, TAIL_WORDS, T)
+    to_weights, to_tails = words_of(slabs, home, owes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
+    return owes, row, tail, to_weights, to_tails
+
+
+@triton.jit(do_not_specialize=["n", "family", "weight_stride", "tail_stride"])
+def bear(
+    anchor, slabs, homes, tables, tiers, inits, scales, first_state, normal, steps, values, slots, lost, lost_of,
+    lost_count, won_at, n, family, weight_stride, tail_stride,
+    WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, WEIGHT_WORDS: tl.constexpr,
+    W: tl.constexpr, TAIL_WORDS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """First rows of the keys that were born below, at their slots: most often above. `won_at`: their entries below."""
+    total = tl.load(lost_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        at = tl.load(won_at + lane, mask=lane < total, other=NOT_WON)
+        live = at != NOT_WON
+        item, _position, key, table, _inserts, _base, _buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
+        mine = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
+        home = tl.load(anchor + at, mask=mine, other=NO_SLOT)
+        born = mine & (home >= 0)
+        slot = tl.load(slots + item, mask=born, other=0)
+        above = born & (slot != home)
+        owes, row, tail, to_weights, to_tails = load_last(
+            anchor, slabs, homes, slot, above, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
+        )
+        tl.debug_barrier()
+        store_clean(anchor, to_weights, to_tails, owes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+        tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
+        bear_rows(
+            anchor, slabs, inits, scales, first_state, normal, steps, table, key, slot, born, weight_stride,
+            tail_stride, WEIGHTS, WEIGHT_BYTES, HAS_NORMAL, SLAB_BITS, DIM, D, STATE, S, BLOCK,
+        )  # fmt: skip
+        tl.store(home_word(anchor, homes, slot, above, SLAB_BITS), home, mask=above)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["n", "family"])
+def exchange(
+    anchor, slabs, homes, tables, tiers, values, slots, asked, asked_of, asked_count, seated, n, family,
+    STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
+    TAIL_WORDS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Bring the rows of seated keys up, and write the last rows of their slots down: both at once, as the bus has two
+    directions. `seated`: by listed item its slot below."""
+    total = tl.load(asked_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        home = tl.load(seated + lane, mask=lane < total, other=NO_SLOT)
+        live = home >= 0
+        item, _position, _key, table, _inserts, _base, _buckets = lost_keys(
+            values, tables, asked, asked_of, lane, live, n
+        )
+        comes = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
+        slot = tl.load(slots + item, mask=comes, other=0)
+        place = home_word(anchor, homes, slot, comes, SLAB_BITS)
+        # A key that was born now is there already.
+        comes = comes & (tl.load(place, mask=comes, other=NO_SLOT) != home)
+        owes, last_row, last_tail, to_weights, to_tails = load_last(
+            anchor, slabs, homes, slot, comes, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
+        )
+        from_weights, from_tails = words_of(slabs, home, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
+        row, tail = load_row(anchor, from_weights, from_tails, comes, WEIGHT_WORDS, W, TAIL_WORDS, T)
+        tl.debug_barrier()
+        store_clean(anchor, to_weights, to_tails, owes, last_row, last_tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+        weights, tails = words_of(slabs, slot, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
+        store_clean(anchor, weights, tails, comes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+        tl.store(place, home, mask=comes)
+        tl.atomic_add(tiers + table * TIER_COLUMNS + PROMOTED, 1, mask=comes, sem="relaxed")
+        tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["family"])
+def flush(
+    anchor, slabs, homes, tables, tiers, numbers, asked_count, family,
+    STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
+    TAIL_WORDS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write down the rows of slots that were taken from their keys and that nobody was seated on. Programs of the
+    second axis are tables."""
+    number = tl.load(numbers + tl.program_id(1))
+    tier = tiers + number * TIER_COLUMNS
+    mine = tl.load(tables + number * TABLE_COLUMNS + FAMILY) == family
+    if mine & (tl.load(asked_count) > 0) & (tl.load(tier + WANTED) > 0):
+        popped, size, ring = tl.load(tier + POPPED), tl.load(tier + RING_SIZE), tl.load(tier + RING_AT)
+        end = popped + free_slots(tier)
+        first = tl.maximum(popped, tl.load(tier + PUSHED)) + tl.program_id(0).to(tl.int64) * BLOCK
+        while first < end:
+            lane = first + tl.arange(0, BLOCK)
+            has = lane < end
+            slot = tl.load(anchor + ring + lane % size, mask=has, other=0)
+            owes, row, tail, to_weights, to_tails = load_last(
+                anchor, slabs, homes, slot, has, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
+            )
+            tl.debug_barrier()
+            store_clean(anchor, to_weights, to_tails, owes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+            tl.store(home_word(anchor, homes, slot, has, SLAB_BITS), tl.zeros_like(slot) + NO_SLOT, mask=has)
+            tl.atomic_add(tier + DEMOTED, tl.sum(owes.to(tl.int64), axis=0), sem="relaxed")
+            first += tl.num_programs(0).to(tl.int64) * BLOCK

@@ -1,0 +1,516 @@
+"""Tables in device memory above host memory: to the bit what they are where all of device memory is theirs."""
+
+import copy
+
+import pytest
+import torch
+from batches import kjt, random_kjt
+from device_tables import DEVICE, backward, here, in_hbm, outputs, placed, train
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import shoal
+from shoal import Dram, Feature, Hbm, Table
+from shoal.config import Ssd
+from shoal.errors import CapacityError, ConfigError
+from shoal.ops.find.triton import HOLE
+from shoal.table.device_group import DeviceGroup
+
+EXTREME = [0, -1, 2**63 - 1, -(2**63)]
+
+
+@pytest.fixture(autouse=True)
+def small_slabs(monkeypatch):
+    original = DeviceGroup.__init__
+
+    def with_small_slabs(self, name, configs, seed, device, slab_bits=4):
+        original(self, name, configs, seed, device, slab_bits)
+
+    monkeypatch.setattr(DeviceGroup, "__init__", with_small_slabs)
+
+
+def tiered(table, hbm="3KiB", dram=None):
+    return shoal.Table(
+        table.name, table.dim, features=table.features, pooling=table.pooling, optimizer=table.optimizer,
+        init=table.init, missing=table.missing, dtype=table.dtype, tiers=[Hbm(hbm), Dram(dram)],
+    )  # fmt: skip
+
+
+def same(ours, wanted, what=""):
+    """To the bit, also where there is no number."""
+    assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape), what
+    assert torch.equal(ours.nan_to_num(nan=77.0), wanted.nan_to_num(nan=77.0)), what
+
+
+def assert_sound(bags):
+    """What is above is below too, in the slot that it says; what is clean is equal there; no slot is lost."""
+    rows = bags._group._rows
+    above, storage = rows.above, rows.storage
+    for number in sorted(rows.tiered):
+        keys, slots = above.index.entries(number)
+        homes = rows.index.find_keys(number, keys)
+        assert (homes >= 0).all()
+        assert torch.equal(above.index.find_keys(number, keys), slots)
+        held = {}
+        for some, theirs in zip(above._slots[number], above._homes[number], strict=True):
+            held |= zip(some.tolist(), theirs.tolist(), strict=True)
+        assert [held[slot] for slot in slots.tolist()] == homes.tolist()
+        free = above._free(number).tolist()
+        limbo = [slot for _lease, _slots, copies in bags._group.tables[number]._limbo for slot in copies.tolist()]
+        assert sorted([*free, *slots.tolist(), *limbo]) == sorted(held)
+        assert all(held[slot] == -1 for slot in (*free, *limbo))
+        family = rows.families[number]
+        clean = (storage.read_flags(family, slots) & 2) == 0
+        layout = storage.families[family].layout
+        for read in (
+            lambda at, family=family: storage.read(family, at),
+            lambda at, family=family: storage.read_scores(family, at),
+            *(lambda at, c=c, family=family: storage.read_state(family, c, at) for c in layout.columns),
+        ):
+            same(read(slots[clean]), read(homes[clean]), "a clean row")
+        assert above.bytes(number) <= bags._group.tables[number].config.tiers[0].bytes
+
+
+class Pair:
+    """A collection whose tables are in two tiers, and its equal in one."""
+
+    def __init__(self, *tables, hbm="3KiB", dram=None, alone=(), kind=shoal.EmbeddingBagCollection, **settings):
+        two = [in_hbm(table) if table.name in alone else tiered(table, hbm, dram) for table in tables]
+        self.tiers = kind(two, device=DEVICE, seed=7, **settings)
+        self.whole = kind([in_hbm(table) for table in tables], device=DEVICE, seed=7, **settings)
+
+    @property
+    def both(self):
+        return self.tiers, self.whole
+
+    def forward(self, batch):
+        batches = [placed(batch), placed(batch)]
+        outs = [module(one) for module, one in zip(self.both, batches, strict=True)]
+        for ours, wanted in zip(*map(outputs, outs), strict=True):
+            same(ours.detach(), wanted.detach(), "output")
+        return outs, batches
+
+    def step(self, batch, seed=0):
+        outs, batches = self.forward(batch)
+        self.backward(outs, seed)
+        if batches[0].weights_or_none() is not None:
+            same(batches[0].weights().grad, batches[1].weights().grad, "the weights' gradient")
+
+    def backward(self, outs, seed=0):
+        for out in outs:
+            backward(out, seed)
+
+    def evaluate(self, batch):
+        for module in self.both:
+            module.eval()
+        with torch.no_grad():
+            self.forward(batch)
+        for module in self.both:
+            module.train()
+
+    def each(self, work):
+        return [work(module) for module in self.both]
+
+    def check(self):
+        for module in self.both:
+            module.check()
+        assert_sound(self.tiers)
+        ours, wanted = self.tiers.state_dict(), self.whole.state_dict()
+        assert list(ours) == list(wanted)
+        for name, value in wanted.items():
+            same(ours[name], value, name)
+        for name in self.tiers.tables():
+            counted, others = (module.table(name).stats().counters for module in self.both)
+            assert counted == others
+
+    def above(self, name="a"):
+        return self.tiers.table(name).stats().tiers[0]
+
+
+def adam(name="a", dim=4, **settings):
+    return Table(name, dim, optimizer=shoal.Adam(lr=0.1), **settings)
+
+
+# ---- training
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        shoal.SGD(lr=0.1), shoal.RowwiseAdagrad(lr=0.1, max_norm=0.1), shoal.Adam(lr=0.1),
+        shoal.PartialRowwiseAdam(lr=0.1, weight_decay=0.5), shoal.Assign(duplicates="last"),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)  # fmt: skip
+def test_it_trains_as_with_endless_device_memory(optimizer):
+    pair = Pair(Table("a", 4, features=["a", "b"], optimizer=optimizer, init=shoal.Normal(0, 1)), hbm="2KiB")
+    for step in range(4):
+        pair.step(random_kjt(["a", "b"], bags=8, keys=80, seed=step), seed=step)
+    pair.check()
+    assert pair.above().promotions > 0 and pair.above().demotions > 0
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype"), [(1, "float32"), (1, "bfloat16"), (33, "float16"), (33, "float32"), (130, "bfloat16")]
+)
+def test_rows_of_any_width_and_type_move(dim, dtype):
+    table = adam(dim=dim, dtype=dtype, init=shoal.Normal(0, 1))
+    pair = Pair(table, hbm=512 + 8 * table.row_bytes)  # four buckets, and a few rows
+    for step in range(3):
+        pair.step(random_kjt(["a"], bags=6, keys=40, seed=step), seed=step)
+    pair.check()
+    assert pair.above().promotions > 0
+
+
+@pytest.mark.parametrize(("pooling", "is_weighted"), [("sum", False), ("sum", True), ("mean", True), ("none", False)])
+def test_pooling_weights_and_modes(pooling, is_weighted):
+    kind = shoal.EmbeddingCollection if pooling == "none" else shoal.EmbeddingBagCollection
+    read, write = Feature("r", mode="read"), Feature("w", mode="write")
+    pair = Pair(
+        Table("x", 4, features=["a", read, write], pooling=pooling, optimizer=shoal.Adam(lr=0.5)),
+        Table("y", 3, features=[Feature("a", mode="read"), "r"], pooling=pooling),
+        Table("z", 4, features=[Feature("a", mode="write"), write], pooling=pooling, optimizer=shoal.Adagrad(lr=0.1)),
+        Table("fixed", 2, features=["a"], pooling=pooling, optimizer=None),
+        kind=kind,
+        hbm="1KiB",
+    )
+    for step in range(2):
+        pair.step(random_kjt(["a", "r", "w"], bags=5, keys=30, seed=step, weighted=is_weighted), seed=step)
+    pair.check()
+
+
+def test_a_table_that_others_only_read_is_seen_in_both_tiers():
+    tables = [Table("x", 4, features=[Feature("a", mode="read")]), Table("y", 4, features=["b"])]
+    pair = Pair(*tables, hbm="1KiB")
+    rows = torch.randn(60, 4, device=DEVICE)
+    pair.each(lambda module: module.table("x").assign(range(60), rows))
+    for step in range(4):
+        pair.step(random_kjt(["a", "b"], bags=6, keys=70, seed=step), seed=step)
+    pair.check()
+    assert pair.above("x").promotions > 0
+    assert pair.above("x").demotions == 0  # nothing changed them
+
+
+@pytest.mark.parametrize("alone", [["a"], ["b"], ["b", "c"]], ids=str)
+def test_tables_with_and_without_tiers_live_in_one_collection(alone):
+    pair = Pair(adam("a"), adam("b"), Table("c", 4, features=["a", "c"]), alone=alone, hbm="1KiB")
+    for step in range(2):
+        pair.step(random_kjt(["a", "b", "c"], bags=6, keys=50, seed=step), seed=step)
+        pair.evaluate(random_kjt(["c", "b", "a"], bags=6, keys=60, seed=step))
+    pair.check()
+
+
+def test_extreme_repeated_and_no_keys():
+    pair = Pair(adam(), hbm="1KiB")
+    pair.step(kjt({"a": [[], []]}))
+    pair.step(kjt({"a": [EXTREME * 9, [5] * 100, list(range(30))]}))
+    pair.step(kjt({"a": [[], [], []]}))
+    pair.step(kjt({"a": [list(range(30, 60)), EXTREME, []]}))
+    pair.step(kjt({"a": [list(range(20)) * 3, EXTREME * 2, [-5] * 70]}))
+    pair.check()
+
+
+def test_a_batch_may_be_larger_than_the_upper_tier():
+    pair = Pair(adam(), hbm="1KiB")
+    for step in range(3):
+        pair.step(kjt({"a": [list(range(step, 120 + step)), list(range(0, 60, 2))]}), seed=step)
+    pair.check()
+    assert len(pair.tiers.table("a")) == 122 > 10 * pair.above().capacity
+
+
+def test_an_upper_tier_without_room_for_a_row_is_none():
+    pair = Pair(adam(), hbm=16)
+    for step in range(3):
+        pair.step(random_kjt(["a"], keys=20, seed=step), seed=step)
+    pair.check()
+    assert (pair.above().capacity, pair.above().promotions) == (0, 0)
+
+
+# ---- what stays where it is
+
+
+def test_forwards_before_their_backwards_keep_their_rows():
+    pair = Pair(adam(), hbm="1KiB")
+    batches = [random_kjt(["a"], bags=4, keys=30, seed=seed) for seed in range(5)]
+    waiting = []
+    for seed, batch in enumerate(batches):
+        waiting.append((pair.forward(batch)[0], seed))
+        if len(waiting) == 3:
+            pair.backward(*waiting.pop(1))
+    while waiting:
+        pair.backward(*waiting.pop())
+    pair.check()
+    assert pair.above().pinned == 0
+
+
+def test_a_row_that_is_used_in_place_stays_there_until_its_backward():
+    pair = Pair(adam(), hbm="1KiB")
+    many = pair.tiers._group._rows.above.most[0]
+    first, _ = pair.forward(kjt({"a": [list(range(3 * many))]}))  # most find no slot above
+    assert pair.above().pinned == pair.above().rows <= many
+    second, _ = pair.forward(kjt({"a": [list(range(2 * many, 4 * many))]}))
+    pair.backward(second, 1)
+    third, _ = pair.forward(kjt({"a": [list(range(many, 3 * many))]}))  # the first still waits
+    pair.backward(first, 2)
+    pair.backward(third, 3)
+    pair.step(kjt({"a": [list(range(2 * many, 3 * many))]}))
+    pair.check()
+
+
+def test_rows_come_up_while_another_batch_waits():
+    pair = Pair(adam(), hbm="3KiB")
+    many = pair.tiers._group._rows.above.most[0]
+    pair.step(kjt({"a": [list(range(2 * many))]}))
+    outs, _ = pair.forward(kjt({"a": [list(range(4))]}))
+    before = pair.above().promotions
+    pair.step(kjt({"a": [list(range(2 * many - 4, 2 * many))]}))
+    assert pair.above().promotions + pair.above().hits >= before + 4
+    pair.backward(outs)
+    pair.check()
+
+
+def test_forwards_without_a_backward():
+    pair = Pair(adam(), hbm="1KiB")
+    for step in range(6):
+        outs, _ = pair.forward(random_kjt(["a"], bags=6, keys=50, seed=step))
+        if step % 3 == 0:
+            pair.backward(outs)
+        del outs
+        with torch.no_grad():
+            pair.forward(random_kjt(["a"], bags=6, keys=50, seed=step + 10))
+    pair.check()
+
+
+def test_a_clean_row_is_not_written_down():
+    table = Table("a", 4, features=["t", Feature("r", mode="read")], optimizer=shoal.Adam(lr=0.1))
+    pair = Pair(table, hbm="1KiB")
+    many = pair.tiers._group._rows.above.most[0]
+    pair.step(kjt({"t": [list(range(4 * many))], "r": [[]]}))
+    keys = list(range(4 * many))
+    for begin in range(0, 4 * many, many // 2):
+        pair.step(kjt({"t": [[]], "r": [keys[begin : begin + many // 2]]}))
+    assert pair.above().dirty == 0
+    before = pair.above()
+    for begin in range(0, 4 * many, many // 2):
+        pair.step(kjt({"t": [[]], "r": [keys[begin : begin + many // 2]]}))
+    after = pair.above()
+    assert after.promotions - before.promotions >= 3 * many
+    assert after.demotions == before.demotions
+    pair.check()
+
+
+def test_rows_that_were_used_last_stay_above():
+    pair = Pair(adam(), hbm="3KiB")
+    many = pair.tiers._group._rows.above.most[0]
+    hot = list(range(many // 2))
+    pair.step(kjt({"a": [hot]}))
+    for step in range(8):
+        pair.step(kjt({"a": [hot, [1000 + 3 * step + n for n in range(3)]]}))
+    before = pair.above()
+    pair.step(kjt({"a": [hot]}))
+    assert pair.above().misses == before.misses
+    pair.check()
+
+
+def test_finds_end_although_keys_come_and_go():
+    pair = Pair(adam(), hbm="3KiB")
+    for step in range(8):
+        pair.step(kjt({"a": [[100 * step + n for n in range(15)]]}))
+    buckets = pair.tiers._group._rows.above.index._buffers[0]
+    assert int((buckets[:, 16:24] == HOLE.value).sum()) <= 8
+    pair.check()
+
+
+# ---- eval
+
+
+def test_eval_reads_both_tiers_and_moves_nothing():
+    pair = Pair(adam(), hbm="1KiB")
+    for step in range(3):
+        pair.step(random_kjt(["a"], bags=8, keys=60, seed=step), seed=step)
+    above = pair.tiers._group._rows.above.index.entries(0)
+    before = pair.above()
+    for seed in range(3):
+        pair.evaluate(random_kjt(["a"], bags=8, keys=80, seed=seed))
+    after = pair.above()
+    assert all(torch.equal(*one) for one in zip(above, pair.tiers._group._rows.above.index.entries(0), strict=True))
+    assert (after.promotions, after.demotions) == (before.promotions, before.demotions)
+    assert after.hits + after.misses > before.hits + before.misses
+    pair.check()
+
+
+def test_gradients_of_weights_in_eval_are_of_the_rows_that_were_read():
+    pair = Pair(adam(), hbm="1KiB")
+    for step in range(2):
+        pair.step(random_kjt(["a"], bags=8, keys=60, seed=step, weighted=True), seed=step)
+    for module in pair.both:
+        module.eval()
+    outs, batches = pair.forward(random_kjt(["a"], bags=8, keys=60, seed=9, weighted=True))
+    for module in pair.both:
+        module.train()
+    pair.forward(random_kjt(["a"], bags=8, keys=60, seed=5))  # other rows come up
+    pair.backward(outs)
+    same(batches[0].weights().grad, batches[1].weights().grad)
+    pair.check()
+
+
+# ---- handles
+
+
+def test_a_handle_sees_one_table():
+    pair = Pair(adam(), hbm="1KiB")
+    for step in range(3):
+        pair.step(random_kjt(["a"], bags=8, keys=60, seed=step), seed=step)
+    asked = [*range(0, 70, 3), *EXTREME]
+    for ask in ("lookup", "scores", "contains"):
+        same(*pair.each(lambda module, ask=ask: getattr(module.table("a"), ask)(asked).float()))
+    ours, wanted = pair.each(lambda module: module.table("a").state(asked))
+    for name, value in wanted.items():
+        same(ours[name], value, name)
+    assert torch.equal(*pair.each(lambda module: module.table("a").keys()))
+    assert len(pair.tiers.table("a")) == len(pair.whole.table("a"))
+
+
+def test_assign_erase_and_training_between_each_other():
+    pair = Pair(adam(), hbm="1KiB")
+    generator = torch.Generator().manual_seed(0)
+    for step in range(5):
+        outs, _ = pair.forward(random_kjt(["a"], bags=8, keys=60, seed=step))
+        keys = torch.randint(0, 80, (20,), generator=generator).to(DEVICE)
+        rows = torch.randn(20, 4, generator=generator).to(DEVICE)
+        pair.each(lambda module, keys=keys, rows=rows: module.table("a").assign(keys, rows))
+        gone = torch.randint(0, 80, (15,), generator=generator).to(DEVICE)
+        assert len(set(pair.each(lambda module, gone=gone: module.table("a").erase(gone)))) == 1
+        again, _ = pair.forward(random_kjt(["a"], bags=8, keys=60, seed=step + 20))
+        pair.backward(outs, step)
+        assert_sound(pair.tiers)
+        pair.backward(again, step)
+        del outs, again
+        pair.each(lambda module, gone=gone: module.table("a").erase(gone[:5]))
+    pair.step(random_kjt(["a"]))
+    pair.check()
+
+
+def test_a_state_dict_goes_from_tier_to_tier():
+    pair = Pair(adam(), adam("b", alone_dim := 3), alone=["b"], hbm="1KiB")
+    other = Pair(adam(), adam("b", alone_dim), alone=["b"], hbm="2KiB")
+    for step in range(3):
+        pair.step(random_kjt(["a", "b"], bags=8, keys=60, seed=step), seed=step)
+        other.step(random_kjt(["a", "b"], bags=8, keys=90, seed=step + 9), seed=step)
+    other.tiers.load_state_dict(pair.whole.state_dict())
+    other.whole.load_state_dict(pair.tiers.state_dict())
+    assert_sound(other.tiers)
+    for step in range(3):
+        batch = random_kjt(["a", "b"], bags=8, keys=60, seed=step + 30)
+        other.step(batch, seed=step)
+        pair.step(batch, seed=step)
+    for one, two in zip(pair.tiers.state_dict().values(), other.tiers.state_dict().values(), strict=True):
+        same(one, two)
+    copied = copy.deepcopy(pair.tiers)
+    batch = random_kjt(["a", "b"], bags=8, keys=60, seed=50)
+    same(train(copied, batch), train(pair.whole, batch))
+    for one, two in zip(copied.state_dict().values(), pair.whole.state_dict().values(), strict=True):
+        same(one, two)
+
+
+def test_erased_rows_make_room_in_both_tiers():
+    pair = Pair(adam(), hbm="1KiB")
+    for _ in range(3):
+        pair.step(kjt({"a": [list(range(40))]}))
+        assert pair.each(lambda module: module.table("a").erase(range(40))) == [40, 40]
+    assert pair.above().rows == 0
+    pair.check()
+
+
+# ---- budgets
+
+
+def test_both_budgets_hold_and_the_last_tier_is_what_a_table_may_have():
+    bags = shoal.EmbeddingBagCollection([tiered(adam(), "2KiB", "8KiB")], device=DEVICE)
+    with pytest.raises(CapacityError, match=r"Raise Dram\(\.\.\.\)"):
+        for first in range(0, 1000, 40):
+            train(bags, kjt({"a": [list(range(first, first + 40))]}))
+            bags.check()
+    rows = bags._group._rows
+    stats = bags.table("a").stats()
+    assert rows.storage.bytes + rows.above.index.bytes(0) + 4 * rows.above.capacity(0) == stats.tiers[0].bytes <= 2048
+    assert rows.storage.host_bytes + rows.index.bytes(0) <= 8 * 1024
+    assert len(bags.table("a")) == stats.tiers[1].capacity > 80
+    assert_sound(bags)
+    kept = bags.table("a").keys()
+    state = bags.state_dict()
+    with pytest.raises(CapacityError, match="Dram"):
+        bags.table("a").assign(range(1000, 1100), torch.ones(100, 4, device=DEVICE))
+    for name, value in bags.state_dict().items():
+        same(value, state[name], name)
+    bags.table("a").erase(kept[:10])
+    train(bags, kjt({"a": [list(range(2000, 2010))]}))
+    bags.check()
+    assert len(bags.table("a")) == len(kept)
+
+
+def test_stats_tell_of_each_tier():
+    pair = Pair(adam(), hbm="1KiB", dram="1MiB")
+    many = pair.tiers._group._rows.above.most[0]
+    pair.step(kjt({"a": [list(range(many))]}))
+    pair.step(kjt({"a": [list(range(many, 2 * many))]}))
+    hbm, dram = pair.tiers.table("a").stats().tiers
+    assert (hbm.name, dram.name) == ("Hbm", "Dram")
+    assert (hbm.rows, dram.rows) == (many, 2 * many)
+    assert (hbm.promotions, hbm.demotions, hbm.dirty) == (0, many, many)
+    assert (hbm.hits, hbm.misses, dram.hits, dram.misses) == (0, 2 * many, 0, 2 * many)
+    pair.step(kjt({"a": [list(range(many)), list(range(many))]}))
+    hbm, dram = pair.tiers.table("a").stats().tiers
+    assert (hbm.promotions, hbm.demotions) == (many, 2 * many)
+    assert dram.hits == 2 * many
+    assert dram.read_bytes == many * 64 and dram.written_bytes == 2 * many * 64
+    assert (hbm.budget_bytes, dram.budget_bytes) == (1024, 2**20)
+    stats = pair.tiers.table("a").stats()
+    assert stats.bytes == hbm.bytes + dram.bytes == stats.index_bytes + stats.storage_bytes
+
+
+@pytest.mark.parametrize("tiers", [[Hbm("1MiB"), Ssd("/tmp", "1GiB")], [Hbm(1), Dram(1), Ssd("/tmp", 1)], [Dram()]])
+def test_other_tiers_are_refused(tiers):
+    with pytest.raises(ConfigError, match=r"Hbm\(\.\.\.\), Dram\(\.\.\.\)"):
+        shoal.EmbeddingBagCollection([Table("a", 4, tiers=tiers), in_hbm(Table("b", 4))], device=DEVICE)
+
+
+# ---- anything
+
+
+@settings(max_examples=4, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data())
+def test_anything_in_any_order(data):
+    pair = Pair(adam("a", 3), adam("b", 2, features=["a", "b"]), hbm=data.draw(st.sampled_from([1024, 2048])))
+    pool = [*range(40), *EXTREME]
+    some = st.lists(st.sampled_from(pool), max_size=25)
+    waiting = []
+    for step in range(data.draw(st.integers(2, 6))):
+        do = data.draw(st.sampled_from(["step", "forward", "backward", "drop", "eval", "assign", "erase", "load"]))
+        if do in ("step", "forward", "eval"):
+            batch = kjt({"a": [data.draw(some), data.draw(some)], "b": [data.draw(some), []]})
+        if do == "step":
+            pair.step(batch, step)
+        elif do == "forward":
+            waiting.append(pair.forward(batch)[0])
+        elif do == "eval":
+            pair.evaluate(batch)
+        elif do == "backward" and waiting:
+            pair.backward(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))), step)
+        elif do == "drop":
+            waiting.clear()
+        elif do == "assign":
+            keys = here(*data.draw(some), dtype=torch.int64)
+            rows = torch.ones(len(keys), 2, device=DEVICE)
+            pair.each(lambda module, keys=keys, rows=rows: module.table("b").assign(keys, rows))
+        elif do == "erase":
+            keys = here(*data.draw(some), dtype=torch.int64)
+            pair.each(lambda module, keys=keys: module.table("a").erase(keys))
+        elif do == "load":
+            waiting.clear()
+            state = pair.tiers.state_dict()
+            pair.each(lambda module, state=state: module.load_state_dict(state))
+        assert_sound(pair.tiers)
+    waiting.clear()
+    pair.step(kjt({"a": [pool], "b": [pool]}))
+    pair.check()
