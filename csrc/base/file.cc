@@ -102,15 +102,6 @@ Status File::write(const void* from, int64_t bytes, int64_t offset) const {
   return {};
 }
 
-Status File::reserve(int64_t bytes) const {
-  int error = Faults::instance().check(FileCall::write, path_);
-  while (error == 0 && ::fallocate(descriptor_, 0, 0, bytes) != 0) {
-    if (errno == EOPNOTSUPP || errno == ENOSYS) break;
-    error = errno == EINTR ? 0 : errno;
-  }
-  return error == 0 ? Status() : file_failed(path_, "reserving " + std::to_string(bytes) + " bytes failed", error);
-}
-
 Status File::sync() const {
   int error = Faults::instance().check(FileCall::sync, path_);
   if (error == 0 && ::fdatasync(descriptor_) != 0) error = errno;

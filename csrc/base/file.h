@@ -35,8 +35,6 @@ class File {
   // All of the bytes, or an error.
   Status read(void* to, int64_t bytes, int64_t offset) const;
   Status write(const void* from, int64_t bytes, int64_t offset) const;
-  // Makes it so long and gives it its place on the disk now, not with the writes; where the file system can.
-  Status reserve(int64_t bytes) const;
   // What was written is on the disk.
   Status sync() const;
   void close();

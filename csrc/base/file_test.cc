@@ -41,17 +41,6 @@ void faults_come_after_and_as_often_as_they_should() {
   Faults::instance().clear();
 }
 
-void what_is_reserved_is_there_and_what_cannot_be_says_so() {
-  File file;
-  CHECK(File::create(folder() + "/reserved.seg", false, &file).ok());
-  Faults::instance().inject({FileCall::write, "reserved.seg", ENOSPC, 0, 1});
-  CHECK(says(file.reserve(8192), "reserved.seg] reserving 8192 bytes failed: No space left on device"));
-  Faults::instance().clear();
-  CHECK(file.reserve(8192).ok());
-  char bytes[8] = {1};
-  CHECK(file.write(bytes, 8, 4096).ok() && file.read(bytes, 8, 4096).ok() && bytes[0] == 1);
-}
-
 void a_directory_has_one_owner() {
   const std::string path = folder() + "/owned/deep";
   OwnedDirectory directory;
@@ -97,7 +86,6 @@ void a_directory_that_cannot_be_written_says_so() {
 int main() {
   shoal::errors_name_the_file_and_what_to_do();
   shoal::faults_come_after_and_as_often_as_they_should();
-  shoal::what_is_reserved_is_there_and_what_cannot_be_says_so();
   shoal::a_directory_has_one_owner();
   shoal::what_a_dead_owner_left_is_removed_and_nothing_else();
   shoal::a_directory_that_cannot_be_written_says_so();

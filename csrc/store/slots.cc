@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/hash.h"
+#include "base/page_stock.h"
 #include "base/thread_pool.h"
 #include "index/batch.h"
 
@@ -14,6 +15,8 @@ namespace {
 constexpr int kTogether = 256;
 // Keys that are worth waking another thread for.
 constexpr int64_t kWorthAThread = 1024;
+// A growth is near when a twelfth more keys begin it. With the pages for it a key then takes 24 bytes, not more.
+constexpr int64_t kNear = 12;
 
 }  // namespace
 
@@ -35,6 +38,8 @@ void SlotIndex::for_part(int part, const int64_t* keys, int64_t n, const Work& w
   }
 }
 
+SlotIndex::~SlotIndex() { PageStock::instance().want(-pages_ahead_); }
+
 int64_t SlotIndex::size() const {
   int64_t size = 0;
   for (const Index& part : parts_) size += part.size();
@@ -42,7 +47,7 @@ int64_t SlotIndex::size() const {
 }
 
 int64_t SlotIndex::bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = pages_ahead_ * int64_t(kHugePage);
   for (const Index& part : parts_) bytes += part.bytes();
   return bytes;
 }
@@ -62,6 +67,7 @@ Status SlotIndex::put(const int64_t* keys, int64_t n, uint32_t first, const uint
   Status statuses[kParts];
   ThreadPool::instance().run(kParts, threads_for(n, kWorthAThread, kParts),
                              [&](int64_t part) { statuses[part] = put_part(int(part), keys, n, first, from, had); });
+  prepare_growth();
   for (Status& status : statuses)
     if (!status.ok()) return std::move(status);
   return {};
@@ -98,6 +104,13 @@ Status SlotIndex::put_part(int part, const int64_t* keys, int64_t n, uint32_t fi
     if (status.ok()) status = std::move(put);
   });
   return status;
+}
+
+void SlotIndex::prepare_growth() {
+  int64_t pages = 0;
+  for (const Index& part : parts_) pages += (part.bytes_after(part.size() / kNear) - part.bytes()) / int64_t(kHugePage);
+  if (pages != pages_ahead_) PageStock::instance().want(pages - pages_ahead_);
+  pages_ahead_ = pages;
 }
 
 uint32_t SlotIndex::erase(int64_t key) { return parts_[part_of(key)].erase(key); }

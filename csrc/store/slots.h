@@ -13,7 +13,13 @@ namespace shoal {
 
 class SlotIndex {
  public:
+  SlotIndex() = default;
+  ~SlotIndex();
+  SlotIndex(const SlotIndex&) = delete;
+  SlotIndex& operator=(const SlotIndex&) = delete;
+
   int64_t size() const;
+  // With pages that wait for the next growth.
   int64_t bytes() const;
 
   // kNoSlot where a key has none.
@@ -37,7 +43,11 @@ class SlotIndex {
   static void for_part(int part, const int64_t* keys, int64_t n, const Work& work);
   Status put_part(int part, const int64_t* keys, int64_t n, uint32_t first, const uint32_t* from, uint32_t* had);
 
+  // Has the pages of a growth that is near made resident, so that the write that begins it need not wait.
+  void prepare_growth();
+
   Index parts_[kParts];
+  int64_t pages_ahead_ = 0;
 };
 
 }  // namespace shoal

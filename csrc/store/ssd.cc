@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <new>
 
 #include "base/hash.h"
@@ -44,9 +45,10 @@ int64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// By a set of their numbers, at most half full.
 bool all_different(const int64_t* keys, int64_t n) {
-  uint64_t room = 16;
+  // Those in ascending order, as torch.unique gives them, are.
+  if (std::is_sorted(keys, keys + n, std::less_equal<>())) return true;
+  uint64_t room = 16;  // of a set of their numbers, at most half full
   while (room < 2 * uint64_t(n)) room *= 2;
   const Kept<uint32_t> set(room);
   constexpr uint32_t kNone = ~uint32_t{0};
@@ -235,13 +237,7 @@ Status SsdStore::begin_segment() {
   }
   if (!segment->file.is_open()) {
     const std::string path = directory_.path() + "/" + std::to_string(segment->id) + ".seg";
-    Status status = File::create(path, options_.direct, &segment->file);
-    if (!status.ok()) return status;
-    status = segment->file.reserve(segment_blocks_ * layout_.block_bytes);
-    if (!status.ok()) {
-      (void)remove_file(path);  // the first error says more
-      return status;
-    }
+    if (Status status = File::create(path, options_.direct, &segment->file); !status.ok()) return status;
   }
   const int64_t before = active_;
   active_ = free_.back();
