@@ -15,8 +15,9 @@ namespace {
 constexpr int kTogether = 256;
 // Keys that are worth waking another thread for.
 constexpr int64_t kWorthAThread = 1024;
-// A growth is near when a twelfth more keys begin it. With the pages for it a key then takes 24 bytes, not more.
+// A growth is near when a twelfth more keys begin it; before, the pages for it would be too much for each key.
 constexpr int64_t kNear = 12;
+constexpr int64_t kMostBytes = 24;  // of a key, with those pages
 
 }  // namespace
 
@@ -107,8 +108,12 @@ Status SlotIndex::put_part(int part, const int64_t* keys, int64_t n, uint32_t fi
 }
 
 void SlotIndex::prepare_growth() {
-  int64_t pages = 0;
-  for (const Index& part : parts_) pages += (part.bytes_after(part.size() / kNear) - part.bytes()) / int64_t(kHugePage);
+  int64_t now = 0, after = 0;
+  for (const Index& part : parts_) {
+    now += part.bytes();
+    after += part.bytes_after(part.size() / kNear);
+  }
+  const int64_t pages = std::max<int64_t>((std::min(after, kMostBytes * size()) - now) / int64_t(kHugePage), 0);
   if (pages != pages_ahead_) PageStock::instance().want(pages - pages_ahead_);
   pages_ahead_ = pages;
 }

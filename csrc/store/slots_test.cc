@@ -61,7 +61,7 @@ void keys_that_have_moved_on_do_not_get_theirs() {
 void a_key_takes_24_bytes_at_most_at_any_moment() {
   SlotIndex index;
   std::vector<uint32_t> had(2000);
-  for (int64_t from = 0; from < 1'200'000; from += 2000) {
+  for (int64_t from = 0; from < 2'400'000; from += 2000) {
     CHECK(index.put(range(from, from + 2000).data(), 2000, uint32_t(from), nullptr, had.data()).ok());
     CHECK(index.size() < 120'000 || index.bytes() <= 24 * index.size(), index.bytes(), index.size());
   }
