@@ -16,14 +16,14 @@ namespace {
 
 constexpr int64_t kWriteBytes = int64_t{2} << 20;  // of one request; 1 MiB is 8 % slower, 256 KiB 60 %
 constexpr int64_t kWrites = 4;                     // requests of one call that are under way at a time
-constexpr int64_t kReadBytes = int64_t{2} << 20;   // the same for reads
+constexpr int64_t kReadBytes = int64_t{2} << 20;   // of the blocks that are being read at a time
 constexpr int64_t kMoveBytes = int64_t{4} << 20;   // that are read to be collected, at a time
 constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
 constexpr int64_t kLeastBlocks = 4;     // of a segment
 constexpr int64_t kLeastSegments = 12;  // fewer leave too little to collect
 constexpr int64_t kReserved = 2;        // places for what is collected
-constexpr size_t kSpares = 4;           // dead files that are kept
+constexpr size_t kSpares = kReserved;   // dead files that are kept: for places that are free, so all fit into the size
 constexpr int kThreads = 2;             // that fill blocks: two are faster than a disk
 
 // Memory that can be read into and written from past the page cache: whole pages, kept from call to call.
@@ -131,11 +131,12 @@ Status SsdStore::write(const int64_t* keys, const char* rows, int64_t n) {
 
 Status SsdStore::append(const Source& source, int64_t n, bool collecting) {
   const int64_t all_blocks = (n + layout_.rows_per_block - 1) / layout_.rows_per_block;
-  const int64_t most_blocks = std::min(std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1), all_blocks);
   if (n == 0) return {};
+  const int64_t most_blocks = std::min(std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1), all_blocks);
   const size_t count = size_t(std::min((all_blocks + most_blocks - 1) / most_blocks, kWrites));
   std::vector<Extent> extents(count);
   std::vector<IoRequest> requests(count);
+  std::vector<uint32_t> had(size_t(most_blocks * layout_.rows_per_block));
   std::vector<size_t> idle;
   for (size_t number = 0; number < count; ++number) idle.push_back(number);
   const AlignedMemory memory(int64_t(count) * most_blocks * layout_.block_bytes);
@@ -172,8 +173,9 @@ Status SsdStore::append(const Source& source, int64_t n, bool collecting) {
     if (answered == nullptr) continue;
     const size_t number = size_t(answered - requests.data());
     Status written = answered->status();
-    keep_first(&status, settle(extents[number], source, written.ok(), collecting));
+    keep_first(&status, settle(extents[number], source, written.ok(), collecting, had.data()));
     keep_first(&status, std::move(written));
+    extents[number].segment.reset();  // a dead one's file may be used again
     idle.push_back(number);
   }
 }
@@ -247,8 +249,7 @@ Status SsdStore::begin_segment() {
   return {};
 }
 
-Status SsdStore::settle(const Extent& extent, const Source& source, bool written, bool collecting) {
-  std::vector<uint32_t> had(static_cast<size_t>(extent.rows));
+Status SsdStore::settle(const Extent& extent, const Source& source, bool written, bool collecting, uint32_t* had) {
   std::lock_guard lock(mutex_);
   Segment& segment = *extent.segment;
   --segment.under_way;
@@ -256,9 +257,9 @@ Status SsdStore::settle(const Extent& extent, const Source& source, bool written
   if (written) {
     const uint32_t first = slot_of(extent.place, extent.first_block, 0);
     const uint32_t* const from = source.from == nullptr ? nullptr : source.from + extent.first;
-    status = index_->put(source.keys + extent.first, extent.rows, first, from, had.data());
+    status = index_->put(source.keys + extent.first, extent.rows, first, from, had);
     for (int64_t i = 0; i < extent.rows; ++i) {
-      const uint32_t before = had[size_t(i)];
+      const uint32_t before = had[i];
       if (before == first + uint32_t(i)) continue;  // was not put
       ++segment.live;
       if (before != kNoSlot) leave(before);

@@ -131,8 +131,8 @@ class SsdStore {
   // So many blocks at most; none where a segment would have to be freed for them and it may not wait for that.
   Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait, Extent* extent);
   Status begin_segment();
-  // What a write did: its rows are where it put them, if it was answered.
-  Status settle(const Extent& extent, const Source& source, bool written, bool collecting);
+  // What a write did: its rows are where it put them, if it was answered. `had` is room for where they were.
+  Status settle(const Extent& extent, const Source& source, bool written, bool collecting, uint32_t* had);
   void leave(uint32_t slot);
   void drop_if_dead(uint32_t place);
   void drop(uint32_t place, bool keep_file);
