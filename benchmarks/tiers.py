@@ -1,4 +1,4 @@
-"""Rows below memory, beside what the disk does by fio in the same run, on the same file system.
+"""Rows below memory, beside what the disk does by fio, and RocksDB, in the same run, on the same file system.
 
 SHOAL_BENCH_DIR is where the files go; the system's folder for temporary files if it is not set.
 """
@@ -9,13 +9,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from benchmarks.check import same_rows
 from benchmarks.measure import OURS, Bench, Result
 from benchmarks.peers import fio
+from benchmarks.peers.rocksdb import Rocks
 from benchmarks.registry import Limit, Registry
 from shoal.storage import SsdStorage
 
@@ -25,6 +28,7 @@ FILE_BYTES = 1 << 30
 SECONDS = 2.0
 READ_ROWS = 20_000
 WRITE_ROWS = 65_536
+ROCKS_ROWS = 1_000_000  # 256 MiB: it takes rows one by one
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def rows_for(keys: Tensor) -> Tensor:
     return (keys[:, None] + torch.arange(ROW_BYTES)).to(torch.uint8)
 
 
-def fill(storage: SsdStorage, rows: int) -> None:
+def fill(storage: SsdStorage | Rocks, rows: int) -> None:
     for keys in torch.randperm(rows).split(WRITE_ROWS):
         storage.write(keys, rows_for(keys))
 
@@ -84,15 +88,59 @@ def reads(bench: Bench, depth: int) -> Result:
     return Result("k reads/s", rounds, higher_is_better=True)
 
 
+@registry.case(
+    "ssd random reads beside RocksDB, 256-byte rows",
+    compares="rows read a second, none cached, to RocksDB's with 32 threads, direct reads and a quarter of it cached",
+    limits={},
+    stage="reads beside RocksDB",
+)
+def reads_beside_rocksdb(bench: Bench) -> Result:
+    depth = 32
+    with folder() as here, ThreadPoolExecutor(depth) as threads:
+        storage = SsdStorage(str(here / "rows"), ROW_BYTES, 3 * ROCKS_ROWS * ROW_BYTES, depth=depth)
+        rocks = Rocks(here / "rocks", ROCKS_ROWS * ROW_BYTES // 4)
+        bench.say("filling")
+        for one in (storage, rocks):
+            fill(one, ROCKS_ROWS)
+        rocks.settle()
+
+        def keys() -> Tensor:
+            return torch.randint(0, ROCKS_ROWS, (READ_ROWS,)).unique()
+
+        def read() -> int:
+            _rows, found = storage.read(keys())
+            return int(found.sum())
+
+        def read_rocks() -> int:
+            return sum(map(len, threads.map(rocks.read, keys().chunk(depth))))
+
+        some = keys()
+        same_rows("rows of shoal", storage.read(some)[0], rows_for(some))
+        same_rows(
+            "rows of rocksdb",
+            torch.frombuffer(bytearray(b"".join(rocks.read(some))), dtype=torch.uint8).view(len(some), ROW_BYTES),
+            rows_for(some),
+        )
+        rounds: dict[str, list[float]] = {OURS: [], rocks.name: []}
+        for number in range(bench.effort.rounds):
+            bench.say(f"round {number + 1}")
+            rounds[OURS].append(rate(read) / 1e3)
+            rounds[rocks.name].append(rate(read_rocks) / 1e3)
+        rocks.close()
+        storage.close()
+    return Result("k rows/s", rounds, higher_is_better=True)
+
+
 def _written_a_second(here: pathlib.Path) -> float:
     storage = SsdStorage(str(here / "rows"), ROW_BYTES, 4 * FILE_BYTES)
-    keys = torch.arange(WRITE_ROWS)
-    rows, at = rows_for(keys), 0
+    # Made before: torch's threads would take a core from the store for a while after each.
+    batches = torch.arange(storage.capacity).split(WRITE_ROWS)[:-1]
+    rows, number = rows_for(batches[0]), 0
 
     def write() -> int:
-        nonlocal at
-        storage.write(keys + at, rows)
-        at = (at + WRITE_ROWS) % (storage.capacity - WRITE_ROWS)
+        nonlocal number
+        storage.write(batches[number], rows)
+        number = (number + 1) % len(batches)
         return rows.numel()
 
     bytes_a_second = rate(write)

@@ -20,12 +20,21 @@ struct IoRequest {
   Status status() const { return file->answer(call, moved, bytes, offset); }
 };
 
-// Requests that are under way. They, their memory and their files must stay until each is answered.
-class PendingIo {
+// The requests of one caller, for one thread at a time.
+class IoQueue {
  public:
-  virtual ~PendingIo() = default;
-  // Returns once each is answered; whoever lets it go waits too.
-  virtual void wait() = 0;
+  IoQueue() = default;
+  IoQueue(const IoQueue&) = delete;
+  IoQueue& operator=(const IoQueue&) = delete;
+  // Returns once each request is answered.
+  virtual ~IoQueue() = default;
+
+  // The request, its memory and its file must stay until it is answered.
+  virtual void ask(IoRequest* request) = 0;
+  // Begins with what was asked for, at most depth() requests at a time, in any order.
+  virtual void begin() = 0;
+  // One that is answered, which may be asked for again; null once all are. Begins with what was asked for.
+  virtual IoRequest* next() = 0;
 };
 
 // Safe to call from several threads.
@@ -33,9 +42,14 @@ class Io {
  public:
   virtual ~Io() = default;
 
-  // Begins with all requests, at most depth() at a time, in any order.
-  virtual std::unique_ptr<PendingIo> start(std::vector<IoRequest>* requests) = 0;
-  void run(std::vector<IoRequest>* requests) { start(requests)->wait(); }
+  virtual std::unique_ptr<IoQueue> queue() = 0;
+  // Makes all requests.
+  void run(std::vector<IoRequest>* requests) {
+    const std::unique_ptr<IoQueue> made = queue();
+    for (IoRequest& request : *requests) made->ask(&request);
+    while (made->next() != nullptr) {
+    }
+  }
   virtual std::string name() const = 0;
   int depth() const { return depth_; }
 

@@ -84,23 +84,53 @@ void a_fault_is_the_answer_of_its_request_alone(Io* io) {
   for (const IoRequest& write : writes) CHECK(write.status().ok());
 }
 
-void calls_are_under_way_beside_each_other(Io* io) {
+void queues_are_under_way_beside_each_other(Io* io) {
   File file;
   CHECK(File::create(folder() + "/beside.seg", true, &file).ok());
   Memory memory(64 * kBlockBytes), back(64 * kBlockBytes);
-  std::vector<std::vector<IoRequest>> writes(2);
+  std::vector<IoRequest> writes;
   for (int64_t block = 0; block < 64; ++block) {
     std::memset(memory.at + block * kBlockBytes, int(block + 1), kBlockBytes);
-    writes[size_t(block % 2)].push_back(
-        {FileCall::write, &file, memory.at + block * kBlockBytes, kBlockBytes, block * kBlockBytes});
+    writes.push_back({FileCall::write, &file, memory.at + block * kBlockBytes, kBlockBytes, block * kBlockBytes});
   }
-  std::unique_ptr<PendingIo> first = io->start(&writes[0]), second = io->start(&writes[1]);
-  second->wait();
+  std::unique_ptr<IoQueue> first = io->queue(), second = io->queue();
+  for (size_t block = 0; block < 64; ++block) (block % 2 == 0 ? first : second)->ask(&writes[block]);
+  first->begin();
+  int answered = 0;
+  while (const IoRequest* write = second->next()) {
+    CHECK((write - writes.data()) % 2 == 1 && write->status().ok());
+    ++answered;
+  }
+  CHECK(answered == 32, answered);
   first.reset();  // waits too
-  for (const auto& some : writes)
-    for (const IoRequest& write : some) CHECK(write.status().ok());
+  for (const IoRequest& write : writes) CHECK(write.status().ok());
   CHECK(file.read(back.at, 64 * kBlockBytes, 0).ok());
   CHECK(std::memcmp(memory.at, back.at, 64 * kBlockBytes) == 0);
+}
+
+void an_answered_request_can_be_asked_for_anew(Io* io) {
+  File file;
+  CHECK(File::create(folder() + "/anew.seg", true, &file).ok());
+  constexpr int64_t kBlocks = 200;
+  Memory memory(kBlocks * kBlockBytes), back(3 * kBlockBytes);
+  for (int64_t block = 0; block < kBlocks; ++block)
+    std::memset(memory.at + block * kBlockBytes, int(block + 1), kBlockBytes);
+  CHECK(file.write(memory.at, kBlocks * kBlockBytes, 0).ok());
+  const std::unique_ptr<IoQueue> queue = io->queue();
+  CHECK(queue->next() == nullptr);
+  std::vector<IoRequest> reads;
+  int64_t asked = 0, answered = 0;
+  for (; asked < 3; ++asked)
+    reads.push_back({FileCall::read, &file, back.at + asked * kBlockBytes, kBlockBytes, asked * kBlockBytes});
+  for (IoRequest& read : reads) queue->ask(&read);
+  while (IoRequest* read = queue->next()) {
+    CHECK(read->status().ok() && read->memory[9] == char(read->offset / kBlockBytes + 1), read->offset);
+    ++answered;
+    if (asked == kBlocks) continue;
+    read->offset = asked++ * kBlockBytes;
+    queue->ask(read);
+  }
+  CHECK(answered == kBlocks, answered);
 }
 
 void calls_from_several_threads_do_not_meet(Io* io) {
@@ -135,7 +165,8 @@ int main() {
     for (const bool direct : {true, false}) shoal::what_is_written_is_read(io.get(), direct);
     shoal::a_file_that_ends_early_says_so(io.get());
     shoal::a_fault_is_the_answer_of_its_request_alone(io.get());
-    shoal::calls_are_under_way_beside_each_other(io.get());
+    shoal::queues_are_under_way_beside_each_other(io.get());
+    shoal::an_answered_request_can_be_asked_for_anew(io.get());
     shoal::calls_from_several_threads_do_not_meet(io.get());
   }
 }

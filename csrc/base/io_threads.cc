@@ -29,34 +29,59 @@ class IoThreads : public Io {
 
   std::string name() const override { return "threads"; }
 
-  std::unique_ptr<PendingIo> start(std::vector<IoRequest>* requests) override {
-    auto pending = std::make_unique<Call>(this, requests);
-    if (requests->empty()) return pending;
-    std::lock_guard lock(mutex_);
-    start_threads(requests->size());
-    calls_.push_back(pending.get());
-    wake_.notify_all();
-    return pending;
-  }
+  std::unique_ptr<IoQueue> queue() override { return std::make_unique<Queue>(this); }
 
  private:
-  struct Call : PendingIo {
-    Call(IoThreads* owner, std::vector<IoRequest>* requests)
-        : owner(owner), requests(requests), open(requests->size()) {}
-    ~Call() override { wait(); }
-
-    void wait() override {
-      std::unique_lock lock(owner->mutex_);
-      // Where the system has no thread to give, the caller makes the requests.
-      while (owner->threads_.empty() && open > 0) owner->make_next(&lock);
-      done.wait(lock, [this] { return open == 0; });
+  class Queue : public IoQueue {
+   public:
+    explicit Queue(IoThreads* owner) : owner_(owner) {}
+    ~Queue() override {
+      while (next() != nullptr) {
+      }
     }
 
-    IoThreads* owner;
-    std::vector<IoRequest>* requests;
-    size_t next = 0;  // that nobody has begun
-    size_t open;      // that are not answered
-    std::condition_variable done;
+    void ask(IoRequest* request) override { asked_.push_back(request); }
+
+    void begin() override {
+      if (asked_.empty()) return;
+      std::lock_guard lock(owner_->mutex_);
+      for (IoRequest* request : asked_) owner_->tasks_.push_back({this, request});
+      open_ += asked_.size();
+      asked_.clear();
+      owner_->start_threads(open_);
+      owner_->wake_.notify_all();
+    }
+
+    IoRequest* next() override {
+      begin();
+      std::unique_lock lock(owner_->mutex_);
+      if (open_ == 0) return nullptr;
+      // Where the system has no thread to give, the caller makes the requests.
+      while (owner_->threads_.empty() && answered_.empty()) owner_->make_next(&lock);
+      some_.wait(lock, [this] { return !answered_.empty(); });
+      IoRequest* const request = answered_.front();
+      answered_.pop_front();
+      --open_;
+      return request;
+    }
+
+    // REQUIRES: the owner's mutex is held.
+    void answer(IoRequest* request) {
+      answered_.push_back(request);
+      some_.notify_one();
+    }
+
+   private:
+    IoThreads* const owner_;
+    std::vector<IoRequest*> asked_;
+    // Under the owner's mutex:
+    size_t open_ = 0;  // that next() has not told of
+    std::deque<IoRequest*> answered_;
+    std::condition_variable some_;
+  };
+  struct Task {
+    Queue* queue;
+    IoRequest* request;
   };
 
   void start_threads(size_t wanted) {
@@ -72,21 +97,20 @@ class IoThreads : public Io {
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return ends_ || !calls_.empty(); });
-      if (calls_.empty()) return;
+      wake_.wait(lock, [&] { return ends_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
       make_next(&lock);
     }
   }
 
-  // Makes a request of the oldest call. REQUIRES: there is one.
+  // Makes the oldest request. REQUIRES: there is one.
   void make_next(std::unique_lock<std::mutex>* lock) {
-    Call* call = calls_.front();
-    IoRequest* request = &(*call->requests)[call->next++];
-    if (call->next == call->requests->size()) calls_.pop_front();
+    const Task task = tasks_.front();
+    tasks_.pop_front();
     lock->unlock();
-    make(request);
+    make(task.request);
     lock->lock();
-    if (--call->open == 0) call->done.notify_all();
+    task.queue->answer(task.request);
   }
 
   static void make(IoRequest* request) {
@@ -112,7 +136,7 @@ class IoThreads : public Io {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
-  std::deque<Call*> calls_;  // with requests that nobody has begun
+  std::deque<Task> tasks_;  // that nobody has begun
   bool ends_ = false;
 };
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <mutex>
 
 #include "base/io.h"
@@ -96,6 +97,7 @@ class Ring {
     release(asked_tail_, tail + 1);
     ++waiting_;
   }
+  unsigned waiting() const { return waiting_; }
 
   // Hands over what was asked and waits for so many answers; an errno if the kernel takes nothing.
   int hand_over(unsigned answers) {
@@ -131,67 +133,93 @@ class Ring {
 
 class Uring;
 
-// The requests of one call, and the ring that they are on.
-class PendingUring : public PendingIo {
+// The requests of one caller, and the ring that they are on.
+class UringQueue : public IoQueue {
  public:
-  PendingUring(Uring* owner, std::unique_ptr<Ring> ring, std::vector<IoRequest>* requests)
-      : owner_(owner), ring_(std::move(ring)), requests_(requests) {
-    for (IoRequest& request : *requests) request.moved = ring_ == nullptr ? -ENOMEM : 0;
-    if (ring_ == nullptr) return;  // as when a process may have no more of them
-    ask();
-    if (under_way_ > 0) check(ring_->hand_over(0));
+  // Without a ring, as where a process may have no more of them, every answer is an error.
+  UringQueue(Uring* owner, std::unique_ptr<Ring> ring) : owner_(owner), ring_(std::move(ring)) {
+    if (ring_ == nullptr) return;
+    on_ring_.resize(ring_->size());
+    for (uint32_t number = ring_->size(); number > 0; --number) free_.push_back(number - 1);
   }
-  ~PendingUring() override { wait(); }
+  ~UringQueue() override;
 
-  void wait() override;
+  void ask(IoRequest* request) override {
+    request->moved = 0;
+    asked_.push_back(request);
+  }
+
+  void begin() override {
+    fill();
+    if (ring_ != nullptr && ring_->waiting() > 0) check(ring_->hand_over(0));
+  }
+
+  IoRequest* next() override {
+    fill();
+    while (answered_.empty()) {
+      if (asked_.empty() && free_.size() == on_ring_.size()) return nullptr;
+      check(ring_->hand_over(1));
+      if (ring_ != nullptr) ring_->answers([this](uint64_t number, int result) { take(number, result); });
+      fill();
+    }
+    IoRequest* const request = answered_.front();
+    answered_.pop_front();
+    return request;
+  }
 
  private:
-  void ask() {
-    while (under_way_ < ring_->size() && (!again_.empty() || next_ < requests_->size())) {
-      size_t number = next_;
-      if (again_.empty()) {
-        ++next_;
-      } else {
-        number = again_.back();
-        again_.pop_back();
-      }
-      IoRequest& request = (*requests_)[number];
-      if (const int error = Faults::instance().check(request.call, request.file->path())) {
-        request.moved = -error;
+  // What was asked for goes onto the ring, as far as there is room.
+  void fill() {
+    while (!asked_.empty() && (ring_ == nullptr || !free_.empty())) {
+      IoRequest* const request = asked_.front();
+      asked_.pop_front();
+      const int error = ring_ == nullptr ? error_ : Faults::instance().check(request->call, request->file->path());
+      if (error != 0) {
+        answer(request, -error);
         continue;
       }
-      ring_->ask(request, number);
-      ++under_way_;
+      on_ring_[free_.back()] = request;
+      ring_->ask(*request, free_.back());
+      free_.pop_back();
     }
   }
 
   void take(uint64_t number, int result) {
-    IoRequest& request = (*requests_)[number];
-    --under_way_;
-    if (result == -EINTR || result == -EAGAIN) {
-      again_.push_back(number);
-    } else if (result < 0) {
-      request.moved = result;
+    IoRequest* const request = on_ring_[number];
+    free_.push_back(uint32_t(number));
+    if (result == -EINTR || result == -EAGAIN || (result > 0 && request->moved + result < request->bytes)) {
+      request->moved += std::max(result, 0);
+      asked_.push_front(request);
     } else {
-      request.moved += result;
-      if (result > 0 && request.moved < request.bytes) again_.push_back(number);
+      answer(request, result < 0 ? result : request->moved + result);
     }
+  }
+
+  void answer(IoRequest* request, int64_t moved) {
+    request->moved = moved;
+    answered_.push_back(request);
   }
 
   // Where the kernel takes nothing, closing the ring ends what is under way.
   void check(int error) {
     if (error == 0) return;
-    for (IoRequest& request : *requests_) {
-      if (request.moved >= 0 && request.moved < request.bytes) request.moved = -error;
-    }
     ring_.reset();
+    error_ = error;
+    std::vector<bool> idle(on_ring_.size());
+    for (const uint32_t number : free_) idle[number] = true;
+    for (size_t number = 0; number < on_ring_.size(); ++number)
+      if (!idle[number]) answer(on_ring_[number], -error);
+    on_ring_.clear();
+    free_.clear();
   }
 
-  Uring* owner_;
+  Uring* const owner_;
   std::unique_ptr<Ring> ring_;
-  std::vector<IoRequest>* requests_;
-  size_t next_ = 0, under_way_ = 0;
-  std::vector<size_t> again_;
+  int error_ = ENOMEM;               // of what is asked for without a ring
+  std::deque<IoRequest*> asked_;     // that are not on the ring
+  std::vector<IoRequest*> on_ring_;  // by number
+  std::vector<uint32_t> free_;       // numbers
+  std::deque<IoRequest*> answered_;
 };
 
 class Uring : public Io {
@@ -208,9 +236,7 @@ class Uring : public Io {
 
   std::string name() const override { return "io_uring"; }
 
-  std::unique_ptr<PendingIo> start(std::vector<IoRequest>* requests) override {
-    return std::make_unique<PendingUring>(this, take(), requests);
-  }
+  std::unique_ptr<IoQueue> queue() override { return std::make_unique<UringQueue>(this, take()); }
 
   void give(std::unique_ptr<Ring> ring) {
     std::lock_guard lock(mutex_);
@@ -232,19 +258,13 @@ class Uring : public Io {
   }
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Ring>> rings_;  // as many as calls were made beside each other
+  std::vector<std::unique_ptr<Ring>> rings_;  // as many as queues were there beside each other
 };
 
-void PendingUring::wait() {
-  while (ring_ != nullptr) {
-    ask();
-    if (under_way_ == 0) {
-      owner_->give(std::move(ring_));
-      return;
-    }
-    check(ring_->hand_over(1));
-    if (ring_ != nullptr) ring_->answers([this](uint64_t number, int result) { take(number, result); });
+UringQueue::~UringQueue() {
+  while (next() != nullptr) {
   }
+  if (ring_ != nullptr) owner_->give(std::move(ring_));
 }
 
 }  // namespace

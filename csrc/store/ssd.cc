@@ -3,23 +3,28 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <new>
 
+#include "base/hash.h"
 #include "base/memory.h"
-#include "index/batch.h"
+#include "base/thread_pool.h"
 
 namespace shoal {
 
 namespace {
 
-constexpr int64_t kWriteBytes = int64_t{1} << 20;  // of one request
-constexpr int64_t kReadBytes = int64_t{2} << 20;   // of blocks that are read together
-constexpr int64_t kRoundBytes = int64_t{4} << 20;  // of the requests that are made together
+constexpr int64_t kWriteBytes = int64_t{2} << 20;  // of one request; 1 MiB is 8 % slower, 256 KiB 60 %
+constexpr int64_t kWrites = 4;                     // requests of one call that are under way at a time
+constexpr int64_t kReadBytes = int64_t{2} << 20;   // of the blocks that are being read at a time
+constexpr int64_t kMoveBytes = int64_t{4} << 20;   // that are read to be collected, at a time
 constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
 constexpr int64_t kLeastBlocks = 4;     // of a segment
 constexpr int64_t kLeastSegments = 12;  // fewer leave too little to collect
 constexpr int64_t kReserved = 2;        // places for what is collected
+constexpr size_t kSpares = kReserved;   // dead files that are kept: for places that are free, so all fit into the size
+constexpr int kThreads = 2;             // that fill blocks: two are faster than a disk
 
 // Memory that can be read into and written from past the page cache: whole pages, kept from call to call.
 class AlignedMemory {
@@ -38,6 +43,23 @@ class AlignedMemory {
 
 int64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
+}
+
+bool all_different(const int64_t* keys, int64_t n) {
+  // Those in ascending order, as torch.unique gives them, are.
+  if (std::is_sorted(keys, keys + n, std::less_equal<>())) return true;
+  uint64_t room = 16;  // of a set of their numbers, at most half full
+  while (room < 2 * uint64_t(n)) room *= 2;
+  const Kept<uint32_t> set(room);
+  constexpr uint32_t kNone = ~uint32_t{0};
+  std::fill(set.get(), set.get() + room, kNone);
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t at = mix64(uint64_t(keys[i])) & (room - 1);
+    for (; set.get()[at] != kNone; at = (at + 1) & (room - 1))
+      if (keys[set.get()[at]] == keys[i]) return false;
+    set.get()[at] = uint32_t(i);
+  }
+  return true;
 }
 
 void keep_first(Status* first, Status other) {
@@ -65,7 +87,9 @@ SsdStore::SsdStore(const SsdOptions& options, std::shared_ptr<Io> io, OwnedDirec
       layout_(BlockLayout::of(options.row_bytes)),
       io_(std::move(io)),
       directory_(std::move(directory)),
-      index_(std::make_unique<Index>()) {
+      spares_(std::make_shared<Spares>()),
+      index_(std::make_unique<SlotIndex>()) {
+  spares_->files.reserve(kSpares);
   const int64_t wanted = std::min(options.max_bytes / kSegments, kMostSegmentBytes) / layout_.block_bytes;
   segment_blocks_ = std::max(wanted, kLeastBlocks);
   int64_t segments = options.max_bytes / (segment_blocks_ * layout_.block_bytes);
@@ -94,6 +118,8 @@ int64_t SsdStore::rows() const {
 
 Status SsdStore::write(const int64_t* keys, const char* rows, int64_t n) {
   const auto begin = std::chrono::steady_clock::now();
+  if (!all_different(keys, n))
+    return {Code::input, "[ssd " + directory_.path() + "] keys must all be different; some come twice."};
   Status status = append({keys, rows, layout_.row_bytes, nullptr, nullptr}, n, false);
   {
     std::lock_guard lock(mutex_);
@@ -103,86 +129,83 @@ Status SsdStore::write(const int64_t* keys, const char* rows, int64_t n) {
   return status;
 }
 
-// Requests that are made together, and what they write.
-struct SsdStore::Round {
-  explicit Round(int64_t bytes) : memory(bytes) {}
-
-  AlignedMemory memory;
-  std::vector<Extent> extents;
-  std::vector<IoRequest> requests;
-  int64_t first = 0;  // row
-  std::unique_ptr<PendingIo> pending;
-};
-
 Status SsdStore::append(const Source& source, int64_t n, bool collecting) {
-  const int64_t blocks = (n + layout_.rows_per_block - 1) / layout_.rows_per_block;
-  const int64_t bytes = std::min(kRoundBytes, blocks * layout_.block_bytes) + kWriteBytes + layout_.block_bytes;
-  const bool several = blocks * layout_.block_bytes > kRoundBytes;
-  // While one is on its way to the disk the other is filled.
-  Round one(bytes), other(several ? bytes : 1);
-  Round *now = &one, *before = &other;
+  const int64_t all_blocks = (n + layout_.rows_per_block - 1) / layout_.rows_per_block;
+  if (n == 0) return {};
+  const int64_t most_blocks = std::min(std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1), all_blocks);
+  const size_t count = size_t(std::min((all_blocks + most_blocks - 1) / most_blocks, kWrites));
+  std::vector<Extent> extents(count);
+  std::vector<IoRequest> requests(count);
+  std::vector<uint32_t> had(size_t(most_blocks * layout_.rows_per_block));
+  std::vector<size_t> idle;
+  for (size_t number = 0; number < count; ++number) idle.push_back(number);
+  const AlignedMemory memory(int64_t(count) * most_blocks * layout_.block_bytes);
+  const std::unique_ptr<IoQueue> queue = io_->queue();  // goes before what it uses
   Status status;
-  for (int64_t done = 0; done < n && status.ok();) {
-    keep_first(&status, fill(source, n, collecting, &done, now));
-    now->pending = io_->start(&now->requests);
-    keep_first(&status, finish(source, collecting, before));
-    std::swap(now, before);
-  }
-  keep_first(&status, finish(source, collecting, before));
-  return status;
-}
-
-Status SsdStore::fill(const Source& source, int64_t n, bool collecting, int64_t* done, Round* round) {
-  const int64_t most_blocks = std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1);
-  round->extents.clear();
-  round->requests.clear();
-  round->first = *done;
-  char* at = round->memory.get();
-  while (*done < n && at - round->memory.get() < kRoundBytes) {
-    const int64_t blocks = (n - *done + layout_.rows_per_block - 1) / layout_.rows_per_block;
-    Extent extent;
-    {
-      std::unique_lock lock(mutex_);
-      Status status = give_out(&lock, std::min(blocks, most_blocks), collecting, &extent);
-      if (!status.ok()) return status;
+  int64_t done = 0;
+  while (true) {
+    if (done < n && status.ok() && !idle.empty()) {
+      Extent extent;
+      {
+        const int64_t left = (n - done + layout_.rows_per_block - 1) / layout_.rows_per_block;
+        std::unique_lock lock(mutex_);
+        // What is under way keeps its segments from being freed: it must be settled before this waits for one.
+        status = give_out(&lock, std::min(left, most_blocks), collecting, idle.size() == count, &extent);
+      }
+      if (extent.blocks > 0) {
+        const size_t number = idle.back();
+        idle.pop_back();
+        extent.first = done;
+        extent.rows = std::min(extent.blocks * layout_.rows_per_block, n - done);
+        done += extent.rows;
+        char* const blocks = memory.get() + int64_t(number) * most_blocks * layout_.block_bytes;
+        fill(source, extent, blocks);
+        requests[number] = {FileCall::write, &extent.segment->file, blocks, extent.blocks * layout_.block_bytes,
+                            extent.first_block * layout_.block_bytes};
+        extents[number] = std::move(extent);
+        queue->ask(&requests[number]);
+        queue->begin();
+        continue;
+      }
     }
-    for (int64_t block = 0; block < extent.blocks; ++block) {
-      char* const filled = at + block * layout_.block_bytes;
-      const int64_t rows = std::min(layout_.rows_per_block, n - *done);
-      for (int64_t row = 0; row < rows; ++row, ++*done) layout_.put(filled, row, source.keys[*done], source.row(*done));
-      layout_.seal(filled, uint32_t(rows), extent.segment->id, uint64_t(extent.first_block + block));
-      extent.rows += rows;
-    }
-    const int64_t bytes = extent.blocks * layout_.block_bytes;
-    round->requests.push_back(
-        {FileCall::write, &extent.segment->file, at, bytes, extent.first_block * layout_.block_bytes});
-    round->extents.push_back(std::move(extent));
-    at += bytes;
-  }
-  return {};
-}
-
-Status SsdStore::finish(const Source& source, bool collecting, Round* round) {
-  Status status;
-  if (round->pending == nullptr) return status;
-  round->pending->wait();
-  round->pending.reset();
-  int64_t row = round->first;
-  for (size_t i = 0; i < round->extents.size(); ++i) {
-    Status written = round->requests[i].status();
-    keep_first(&status, settle(round->extents[i], source, row, written.ok(), collecting));
+    const IoRequest* const answered = queue->next();
+    if (answered == nullptr && (done == n || !status.ok())) return status;
+    if (answered == nullptr) continue;
+    const size_t number = size_t(answered - requests.data());
+    Status written = answered->status();
+    keep_first(&status, settle(extents[number], source, written.ok(), collecting, had.data()));
     keep_first(&status, std::move(written));
-    row += round->extents[i].rows;
+    extents[number].segment.reset();  // a dead one's file may be used again
+    idle.push_back(number);
   }
-  return status;
 }
 
-Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, Extent* extent) {
+void SsdStore::fill(const Source& source, const Extent& extent, char* blocks) const {
+  constexpr int64_t kBytesTogether = int64_t{128} << 10;  // enough to be worth a thread's wake
+  const int64_t together = std::max<int64_t>(kBytesTogether / layout_.block_bytes, 1);
+  const int64_t tasks = (extent.blocks + together - 1) / together;
+  ThreadPool::instance().run(tasks, kThreads, [&](int64_t task) {
+    const int64_t end = std::min((task + 1) * together, extent.blocks);
+    for (int64_t block = task * together; block < end; ++block) {
+      char* const filled = blocks + block * layout_.block_bytes;
+      const int64_t before = block * layout_.rows_per_block;
+      const int64_t rows = std::min(layout_.rows_per_block, extent.rows - before);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t from = extent.first + before + row;
+        layout_.put(filled, row, source.keys[from], source.row(from));
+      }
+      layout_.seal(filled, uint32_t(rows), extent.segment->id, uint64_t(extent.first_block + block));
+    }
+  });
+}
+
+Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait,
+                          Extent* extent) {
   while (true) {
     if (active_ >= 0 && places_[size_t(active_)]->blocks < segment_blocks_) {
       Segment& segment = *places_[size_t(active_)];
       *extent = {uint32_t(active_), places_[size_t(active_)], segment.blocks,
-                 std::min(blocks, segment_blocks_ - segment.blocks), 0};
+                 std::min(blocks, segment_blocks_ - segment.blocks)};
       segment.blocks += extent->blocks;
       ++segment.under_way;
       return {};
@@ -191,6 +214,7 @@ Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bo
       if (Status status = begin_segment(); !status.ok()) return status;
       continue;
     }
+    if (!may_wait) return {};
     Status status;
     if (collecting || (!collecting_ && !collect_one(lock, &status))) {
       if (!status.ok()) return status;
@@ -205,8 +229,18 @@ Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bo
 Status SsdStore::begin_segment() {
   auto segment = std::make_shared<Segment>();
   segment->id = next_id_++;
-  const std::string path = directory_.path() + "/" + std::to_string(segment->id) + ".seg";
-  if (Status status = File::create(path, options_.direct, &segment->file); !status.ok()) return status;
+  {
+    std::lock_guard lock(spares_->mutex);
+    if (!spares_->files.empty()) {
+      segment->file = std::move(spares_->files.back());
+      spares_->files.pop_back();
+      --spares_promised_;
+    }
+  }
+  if (!segment->file.is_open()) {
+    const std::string path = directory_.path() + "/" + std::to_string(segment->id) + ".seg";
+    if (Status status = File::create(path, options_.direct, &segment->file); !status.ok()) return status;
+  }
   const int64_t before = active_;
   active_ = free_.back();
   free_.pop_back();
@@ -215,46 +249,30 @@ Status SsdStore::begin_segment() {
   return {};
 }
 
-Status SsdStore::settle(const Extent& extent, const Source& source, int64_t first, bool written, bool collecting) {
+Status SsdStore::settle(const Extent& extent, const Source& source, bool written, bool collecting, uint32_t* had) {
   std::lock_guard lock(mutex_);
   Segment& segment = *extent.segment;
   --segment.under_way;
   Status status;
   if (written) {
-    std::vector<int64_t> keys;
-    std::vector<uint32_t> slots, had(static_cast<size_t>(extent.rows));
-    find_all(source.keys + first, had.data(), extent.rows);
+    const uint32_t first = slot_of(extent.place, extent.first_block, 0);
+    const uint32_t* const from = source.from == nullptr ? nullptr : source.from + extent.first;
+    status = index_->put(source.keys + extent.first, extent.rows, first, from, had);
     for (int64_t i = 0; i < extent.rows; ++i) {
-      const int64_t key = source.keys[first + i];
-      const uint32_t slot =
-          slot_of(extent.place, extent.first_block + i / layout_.rows_per_block, i % layout_.rows_per_block);
-      const uint32_t before = had[size_t(i)];
-      if (source.from != nullptr && before != source.from[first + i]) continue;  // written or erased meanwhile
-      if (before == kNoSlot) {
-        keys.push_back(key);
-        slots.push_back(slot);
-        continue;
-      }
-      index_->reassign(key, slot);
+      const uint32_t before = had[i];
+      if (before == first + uint32_t(i)) continue;  // was not put
       ++segment.live;
-      leave(before);
+      if (before != kNoSlot) leave(before);
     }
-    status = index_->reserve(int64_t(keys.size()));
-    if (status.ok()) status = index_->insert(keys.data(), slots.data(), int64_t(keys.size()));
-    if (status.ok()) segment.live += int64_t(keys.size());
     const int64_t bytes = extent.blocks * layout_.block_bytes;
     stats_.written_bytes += collecting ? 0 : bytes;
     stats_.written_rows += collecting ? 0 : extent.rows;
     stats_.collected_bytes += collecting ? bytes : 0;
     stats_.collected_rows += collecting ? extent.rows : 0;
   }
+  segment.failed |= !written;
   drop_if_dead(extent.place);
   return status;
-}
-
-void SsdStore::find_all(const int64_t* keys, uint32_t* slots, int64_t n) const {
-  int64_t missing = 0;
-  shoal::find({{index_.get(), 0, n}}, {keys, false}, slots, &missing, 1);
 }
 
 void SsdStore::leave(uint32_t slot) {
@@ -264,47 +282,60 @@ void SsdStore::leave(uint32_t slot) {
 }
 
 void SsdStore::drop_if_dead(uint32_t place) {
-  const std::shared_ptr<Segment>& segment = places_[place];
+  const Segment* const segment = places_[place].get();
   if (segment == nullptr || segment->live > 0 || segment->under_way > 0 || int64_t(place) == active_) return;
+  drop(place, !segment->failed && !segment->stuck);
+}
+
+void SsdStore::drop(uint32_t place, bool keep_file) {
+  Segment& segment = *places_[place];
   // A file that cannot be removed keeps its place; the next collection tries again.
-  if (!remove_file(segment->file.path()).ok()) return;
+  if (keep_file && spares_promised_ < kSpares) {
+    segment.spares = spares_;
+    ++spares_promised_;
+  } else if (!remove_file(segment.file.path()).ok()) {
+    return;
+  }
   places_[place].reset();
   free_.push_back(place);
 }
 
+SsdStore::Segment::~Segment() {
+  if (spares == nullptr) return;
+  std::lock_guard lock(spares->mutex);
+  spares->files.push_back(std::move(file));
+}
+
 // ---- reading
 
-// Rows that are wanted, in the order of their blocks, and those that are being read together.
+// Rows that are wanted, in the order of their blocks, and the requests for them.
 struct SsdStore::Reading {
   struct Wanted {
     uint32_t slot;
     int64_t at;  // of the caller's keys
+  };
+  // Of the wanted, those that a request is for.
+  struct Span {
+    size_t begin, end;
   };
   const int64_t* keys;
   char* rows;
   bool* found;
   std::vector<Wanted> wanted;
   std::vector<std::shared_ptr<Segment>> held;  // by place
-  size_t next = 0;                             // that is not being read
-  int64_t reads = 0, damages = 0;
-};
-
-struct SsdStore::ReadTogether {
-  explicit ReadTogether(int64_t bytes) : memory(bytes) {}
-
-  AlignedMemory memory;
   std::vector<IoRequest> requests;
-  std::vector<size_t> firsts;  // of the wanted, by request; then the end
-  std::unique_ptr<PendingIo> pending;
+  std::vector<Span> spans;  // by request
+  size_t next = 0;          // that nobody asked for
+  int64_t reads = 0, damages = 0;
 };
 
 Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
   const auto begin = std::chrono::steady_clock::now();
-  Reading reading{keys, rows, found, {}, std::vector<std::shared_ptr<Segment>>(places_.size())};
+  Reading reading{keys, rows, found, {}, std::vector<std::shared_ptr<Segment>>(places_.size()), {}, {}};
   {
     std::vector<uint32_t> slots(static_cast<size_t>(n));
     std::lock_guard lock(mutex_);
-    find_all(keys, slots.data(), n);
+    index_->find(keys, slots.data(), n);
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t slot = slots[size_t(i)];
       found[i] = false;
@@ -316,19 +347,23 @@ Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
   }
   // Rows of one block beside each other.
   std::sort(reading.wanted.begin(), reading.wanted.end(), [](const auto& a, const auto& b) { return a.slot < b.slot; });
-  const int64_t most_blocks = std::max<int64_t>(kReadBytes / layout_.block_bytes, 1);
-  const int64_t bytes = std::min<int64_t>(most_blocks, int64_t(reading.wanted.size()) + 1) * layout_.block_bytes;
-  // While rows of some blocks are copied, others are being read.
-  ReadTogether one(bytes), other(int64_t(reading.wanted.size()) > most_blocks ? bytes : 1);
-  ReadTogether *now = &one, *before = &other;
-  Status status;
-  while (reading.next < reading.wanted.size()) {
-    ask(&reading, most_blocks, now);
-    now->pending = io_->start(&now->requests);
-    keep_first(&status, take(&reading, before));
-    std::swap(now, before);
+  const size_t together = size_t(std::clamp<int64_t>(kReadBytes / layout_.block_bytes, 1, io_->depth()));
+  const size_t count = std::min(together, reading.wanted.size());
+  const AlignedMemory memory(int64_t(count + 1) * layout_.block_bytes);
+  reading.requests.resize(count);
+  reading.spans.resize(count);
+  const std::unique_ptr<IoQueue> queue = io_->queue();  // goes before what it uses
+  for (size_t number = 0; number < count; ++number) {
+    reading.requests[number].memory = memory.get() + int64_t(number) * layout_.block_bytes;
+    ask(&reading, number, queue.get());
   }
-  keep_first(&status, take(&reading, before));
+  Status status;
+  // The rows of a block are copied while others are being read.
+  while (const IoRequest* answered = queue->next()) {
+    const size_t number = size_t(answered - reading.requests.data());
+    keep_first(&status, take(&reading, number));
+    ask(&reading, number, queue.get());
+  }
   std::lock_guard lock(mutex_);
   stats_.reads += reading.reads;
   stats_.read_bytes += reading.reads * layout_.block_bytes;
@@ -338,49 +373,40 @@ Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
   return status;
 }
 
-void SsdStore::ask(Reading* reading, int64_t most_blocks, ReadTogether* some) const {
+void SsdStore::ask(Reading* reading, size_t request, IoQueue* queue) const {
   const std::vector<Reading::Wanted>& wanted = reading->wanted;
-  some->requests.clear();
-  some->firsts.clear();
-  while (reading->next < wanted.size() && int64_t(some->requests.size()) < most_blocks) {
-    const int64_t block = wanted[reading->next].slot / layout_.rows_per_block;
-    some->firsts.push_back(reading->next);
-    some->requests.push_back({FileCall::read, &reading->held[size_t(block / segment_blocks_)]->file,
-                              some->memory.get() + int64_t(some->requests.size()) * layout_.block_bytes,
-                              layout_.block_bytes, block % segment_blocks_ * layout_.block_bytes});
-    while (reading->next < wanted.size() && wanted[reading->next].slot / layout_.rows_per_block == block) {
-      ++reading->next;
-    }
-  }
-  some->firsts.push_back(reading->next);
-  reading->reads += int64_t(some->requests.size());
+  if (reading->next == wanted.size()) return;
+  const int64_t block = wanted[reading->next].slot / layout_.rows_per_block;
+  size_t end = reading->next;
+  while (end < wanted.size() && wanted[end].slot / layout_.rows_per_block == block) ++end;
+  reading->spans[request] = {reading->next, end};
+  reading->next = end;
+  ++reading->reads;
+  IoRequest& asked = reading->requests[request];
+  asked = {FileCall::read, &reading->held[size_t(block / segment_blocks_)]->file, asked.memory, layout_.block_bytes,
+           block % segment_blocks_ * layout_.block_bytes};
+  queue->ask(&asked);
 }
 
-Status SsdStore::take(Reading* reading, ReadTogether* some) const {
+Status SsdStore::take(Reading* reading, size_t request) const {
+  const IoRequest& answered = reading->requests[request];
+  if (Status status = answered.status(); !status.ok()) return status;
+  const auto [begin, end] = reading->spans[request];
+  const char* const block = answered.memory;
+  const int64_t number = answered.offset / layout_.block_bytes;
+  const Segment& segment = *reading->held[size_t(reading->wanted[begin].slot / segment_rows())];
+  const int64_t there = layout_.rows_of(block, segment.id, uint64_t(number));
+  reading->damages += there < 0;
   Status status;
-  if (some->pending == nullptr) return status;
-  some->pending->wait();
-  some->pending.reset();
-  for (size_t i = 0; i < some->requests.size(); ++i) {
-    const int64_t number = reading->wanted[some->firsts[i]].slot / layout_.rows_per_block;
-    const Segment& segment = *reading->held[size_t(number / segment_blocks_)];
-    const char* const block = some->requests[i].memory;
-    if (Status answer = some->requests[i].status(); !answer.ok()) {
-      keep_first(&status, std::move(answer));
+  for (size_t i = begin; i < end; ++i) {
+    const auto [slot, to] = reading->wanted[i];
+    const int64_t row = slot % layout_.rows_per_block;
+    if (row >= there || layout_.key(block, row) != reading->keys[to]) {
+      keep_first(&status, damaged(segment, number));
       continue;
     }
-    const int64_t there = layout_.rows_of(block, segment.id, uint64_t(number % segment_blocks_));
-    reading->damages += there < 0;
-    for (size_t at = some->firsts[i]; at < some->firsts[i + 1]; ++at) {
-      const auto [slot, to] = reading->wanted[at];
-      const int64_t row = slot % layout_.rows_per_block;
-      if (row >= there || layout_.key(block, row) != reading->keys[to]) {
-        keep_first(&status, damaged(segment, number % segment_blocks_));
-        continue;
-      }
-      std::memcpy(reading->rows + to * layout_.row_bytes, layout_.row(block, row), size_t(layout_.row_bytes));
-      reading->found[to] = true;
-    }
+    std::memcpy(reading->rows + to * layout_.row_bytes, layout_.row(block, row), size_t(layout_.row_bytes));
+    reading->found[to] = true;
   }
   return status;
 }
@@ -396,7 +422,7 @@ Status SsdStore::damaged(const Segment& segment, int64_t block) const {
 void SsdStore::contains(const int64_t* keys, bool* found, int64_t n) const {
   std::vector<uint32_t> slots(static_cast<size_t>(n));
   std::lock_guard lock(mutex_);
-  find_all(keys, slots.data(), n);
+  index_->find(keys, slots.data(), n);
   for (int64_t i = 0; i < n; ++i) found[i] = slots[size_t(i)] != kNoSlot;
 }
 
@@ -414,21 +440,22 @@ int64_t SsdStore::erase(const int64_t* keys, int64_t n) {
 
 std::vector<int64_t> SsdStore::keys() const {
   std::lock_guard lock(mutex_);
-  std::vector<int64_t> keys;
-  keys.reserve(size_t(index_->size()));
-  index_->scan(0, index_->extent(), [&](int64_t key, uint32_t) { keys.push_back(key); });
-  return keys;
+  return index_->keys();
 }
 
 void SsdStore::clear() {
   std::lock_guard lock(mutex_);
-  index_ = std::make_unique<Index>();
+  index_ = std::make_unique<SlotIndex>();
   active_ = -1;
   for (uint32_t place = 0; place < places_.size(); ++place) {
     if (places_[place] == nullptr) continue;
     places_[place]->live = 0;
-    drop_if_dead(place);
+    if (places_[place]->under_way == 0) drop(place, false);
   }
+  std::lock_guard others(spares_->mutex);
+  spares_promised_ -= spares_->files.size();
+  for (const File& file : spares_->files) (void)remove_file(file.path());  // nothing is on it
+  spares_->files.clear();
 }
 
 SsdStats SsdStore::stats() const {
@@ -483,7 +510,7 @@ bool SsdStore::collect_one(std::unique_lock<std::mutex>* lock, Status* status) {
 
 Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segment) {
   const int64_t in_request = std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1);
-  const int64_t in_round = std::max<int64_t>(kRoundBytes / layout_.block_bytes, 1);
+  const int64_t in_round = std::max<int64_t>(kMoveBytes / layout_.block_bytes, 1);
   AlignedMemory memory(std::min(in_round, segment->blocks) * layout_.block_bytes);
   for (int64_t first = 0; first < segment->blocks; first += in_round) {
     const int64_t blocks = std::min(in_round, segment->blocks - first);
@@ -514,7 +541,7 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
     {
       std::lock_guard lock(mutex_);
       std::vector<uint32_t> now(keys.size());
-      find_all(keys.data(), now.data(), int64_t(keys.size()));
+      index_->find(keys.data(), now.data(), int64_t(keys.size()));
       for (size_t i = 0; i < keys.size(); ++i) {
         if (now[i] != from[i]) continue;
         keys[live] = keys[i];

@@ -17,8 +17,8 @@
 
 #include "base/file.h"
 #include "base/io.h"
-#include "index/index.h"
 #include "store/block.h"
+#include "store/slots.h"
 
 namespace shoal {
 
@@ -60,8 +60,8 @@ class SsdStore {
   int64_t capacity() const { return capacity_; }
   int64_t rows() const;
 
-  // Rows of n different keys, row_bytes each, in place of those that they had. Those on a failed write keep what they
-  // had; the others are written.
+  // Rows of n keys, row_bytes each, in place of those that they had. Those on a failed write keep what they had; the
+  // others are written. Where a key comes twice nothing is written.
   Status write(const int64_t* keys, const char* rows, int64_t n);
 
   // found[i]: whether key i has a row, which is then at rows + i * row_bytes. Where a block cannot be read or is damaged
@@ -77,20 +77,30 @@ class SsdStore {
   SsdStats stats() const;
 
  private:
+  // Files of dead segments, to be written to once more: the file system has given them their place on the disk.
+  struct Spares {
+    std::mutex mutex;
+    std::vector<File> files;
+  };
   struct Segment {
+    ~Segment();
+
     File file;
+    std::shared_ptr<Spares> spares;  // where the file goes once nobody reads it
     uint64_t id = 0;
     int64_t blocks = 0;     // that were given out
     int64_t live = 0;       // rows
     int64_t under_way = 0;  // writes that are not answered
     bool stuck = false;     // has rows that cannot be read
+    bool failed = false;    // a write to it did
   };
-  // Blocks of one segment that one write fills.
+  // Blocks of one segment that one write fills with rows from `first` on.
   struct Extent {
-    uint32_t place;
+    uint32_t place = 0;
     std::shared_ptr<Segment> segment;
-    int64_t first_block;
-    int64_t blocks;
+    int64_t first_block = 0;
+    int64_t blocks = 0;
+    int64_t first = 0;
     int64_t rows = 0;
   };
   // Rows for a write: one behind the other, or each from its own place in memory.
@@ -104,9 +114,7 @@ class SsdStore {
 
     const char* row(int64_t i) const { return each == nullptr ? rows + i * stride : each[i]; }
   };
-  struct Round;
   struct Reading;
-  struct ReadTogether;
 
   SsdStore(const SsdOptions& options, std::shared_ptr<Io> io, OwnedDirectory directory);
 
@@ -115,19 +123,19 @@ class SsdStore {
     return uint32_t(place * segment_rows() + block * layout_.rows_per_block + row);
   }
   Status append(const Source& source, int64_t n, bool collecting);
-  // Blocks with rows from `done` on, as many as a round takes; and what became of them.
-  Status fill(const Source& source, int64_t n, bool collecting, int64_t* done, Round* round);
-  Status finish(const Source& source, bool collecting, Round* round);
-  // Requests for the blocks that are wanted next; and their rows to the caller.
-  void ask(Reading* reading, int64_t most_blocks, ReadTogether* some) const;
-  Status take(Reading* reading, ReadTogether* some) const;
-  void find_all(const int64_t* keys, uint32_t* slots, int64_t n) const;
-  Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, Extent* extent);
+  // The blocks of an extent, in memory.
+  void fill(const Source& source, const Extent& extent, char* blocks) const;
+  // Asks for the block that is wanted next, with a request that is not under way; and its rows to the caller.
+  void ask(Reading* reading, size_t request, IoQueue* queue) const;
+  Status take(Reading* reading, size_t request) const;
+  // So many blocks at most; none where a segment would have to be freed for them and it may not wait for that.
+  Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait, Extent* extent);
   Status begin_segment();
-  // What a write did: its rows are where it put them, if it was answered.
-  Status settle(const Extent& extent, const Source& source, int64_t first, bool written, bool collecting);
+  // What a write did: its rows are where it put them, if it was answered. `had` is room for where they were.
+  Status settle(const Extent& extent, const Source& source, bool written, bool collecting, uint32_t* had);
   void leave(uint32_t slot);
   void drop_if_dead(uint32_t place);
+  void drop(uint32_t place, bool keep_file);
   // The sealed segment with the fewest rows that live; -1 where none would free anything.
   int64_t choose() const;
   // Frees a segment, whose place others may take; false where none could be.
@@ -141,15 +149,17 @@ class SsdStore {
   const BlockLayout layout_;
   const std::shared_ptr<Io> io_;
   OwnedDirectory directory_;
+  const std::shared_ptr<Spares> spares_;
   int64_t segment_blocks_ = 0;
   int64_t capacity_ = 0;
 
   mutable std::mutex mutex_;  // covers all below
   std::condition_variable wake_, freed_;
-  std::unique_ptr<Index> index_;
+  std::unique_ptr<SlotIndex> index_;
   std::vector<std::shared_ptr<Segment>> places_;  // null where there is none
   std::vector<uint32_t> free_;
-  int64_t active_ = -1;  // place that is written to
+  size_t spares_promised_ = 0;  // with those that are still being read
+  int64_t active_ = -1;         // place that is written to
   bool collecting_ = false;
   uint64_t next_id_ = 1;
   SsdStats stats_;

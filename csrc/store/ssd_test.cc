@@ -1,5 +1,6 @@
 #include "store/ssd.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -200,6 +201,102 @@ void a_full_disk_loses_nothing() {
   kept.check_all(3000);
 }
 
+void a_key_that_comes_twice_changes_nothing() {
+  Kept kept(256, int64_t{64} << 20);
+  CHECK(kept.write(range(0, 100), 1).ok());
+  for (const int64_t apart : {int64_t{1}, int64_t{19'000}}) {  // in one request, and in two
+    std::vector<int64_t> keys = range(50, 20'050);
+    keys[size_t(apart)] = keys[0];
+    const std::string bytes(keys.size() * 256, 'y');
+    const Status status = kept.store->write(keys.data(), bytes.data(), int64_t(keys.size()));
+    CHECK(status.code() == Code::input && status.message().find("must all be different") != std::string::npos,
+          status.message());
+    kept.check_all(20'050);
+  }
+  CHECK(kept.write(range(50, 20'050), 2).ok());
+  kept.check_all(20'050);
+}
+
+void of_many_requests_those_that_fail_change_nothing() {
+  for (const int64_t after : {0, 1, 5, 9, 14}) {
+    Kept kept(256, int64_t{64} << 20);  // 20'000 rows are six requests and as many segments
+    CHECK(kept.write(range(0, 10'000), 1).ok());
+    Faults::instance().inject({FileCall::write, ".seg", EIO, after, 2});
+    const std::vector<int64_t> keys = range(0, 20'000);
+    const Status status = kept.write(keys, 2);
+    Faults::instance().clear();
+    if (!status.ok()) CHECK(status.message().find(".seg] ") != std::string::npos, status.message());
+    std::string bytes(keys.size() * 256, 0);
+    const auto found = std::make_unique<bool[]>(keys.size());
+    CHECK(kept.store->read(keys.data(), bytes.data(), found.get(), int64_t(keys.size())).ok());
+    int64_t rows = 0, written = 0;
+    for (const int64_t key : keys) {
+      const std::string there = bytes.substr(size_t(key) * 256, 256);
+      const bool is_new = found[key] && there == kept.row(key, 2);
+      CHECK(is_new || (key < 10'000 ? found[key] && there == kept.row(key, 1) : !found[key]), key);
+      rows += found[key];
+      written += is_new;
+    }
+    CHECK(status.ok() == (written == 20'000), written);
+    CHECK(kept.store->rows() == rows, rows);
+    CHECK(kept.write(keys, 3).ok());
+    kept.check_all(20'000);
+  }
+}
+
+void files_of_dead_segments_are_written_to_again() {
+  Kept kept(256, int64_t{64} << 20);
+  for (int64_t version = 0; version < 30; ++version)
+    for (int64_t from = 0; from < 10'000; from += 1000) CHECK(kept.write(range(from, from + 1000), version).ok());
+  kept.check_all(10'000);
+  const SsdStats stats = kept.store->stats();
+  // Names are numbers of segments: of a hundred that there were, few have a file of their own.
+  for (const std::string& file : kept.files()) CHECK(std::stoll(fs::path(file).stem()) < 20, file);
+  CHECK(stats.written_bytes > int64_t{70} << 20, stats.written_bytes);
+  kept.store->clear();
+  kept.wanted.clear();
+  CHECK(kept.files().empty());
+}
+
+void threads_that_write_erase_and_read_beside_the_collector_agree() {
+  Kept kept(300, int64_t{3} << 20);
+  constexpr int64_t kKeys = 1500;  // of each writer
+  std::atomic<int> writers{2};
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 2; ++number) {
+    threads.emplace_back([&, number] {
+      std::mt19937_64 random(number);
+      std::vector<int64_t> keys = range(number * kKeys, (number + 1) * kKeys);
+      for (int64_t version = 0; version < 60; ++version) {
+        std::shuffle(keys.begin(), keys.end(), random);
+        std::string bytes;
+        const size_t some = version < 59 ? 400 : keys.size();
+        for (size_t i = 0; i < some; ++i) bytes += kept.row(keys[i], version);
+        CHECK(kept.store->write(keys.data(), bytes.data(), int64_t(some)).ok());
+        CHECK(kept.store->erase(keys.data(), 50) == 50);
+      }
+      --writers;
+    });
+  }
+  threads.emplace_back([&] {
+    std::mt19937_64 random(7);
+    std::string bytes(200 * 300, 0);
+    bool found[200];
+    while (writers > 0) {
+      std::vector<int64_t> keys;
+      for (int i = 0; i < 200; ++i) keys.push_back(int64_t(random() % (2 * kKeys)));
+      CHECK(kept.store->read(keys.data(), bytes.data(), found, 200).ok());
+      for (size_t i = 0; i < 200; ++i) {
+        const char* const row = bytes.data() + i * 300;
+        for (int at = 1; found[i] && at < 300; ++at) CHECK(row[at] == char(row[0] + at), at);
+      }
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(kept.store->rows() == 2 * (kKeys - 50), kept.store->rows());
+  CHECK(kept.store->stats().collected_rows > 0);
+}
+
 void a_file_that_cannot_be_made_loses_nothing() {
   Kept kept(256);
   Faults::instance().inject({FileCall::open, ".seg", EACCES, 0, 1});
@@ -328,6 +425,9 @@ int main() {
   shoal::a_row_takes_24_bytes_of_memory_at_most();
   shoal::what_is_cleared_or_closed_leaves_nothing_behind();
   shoal::a_full_disk_loses_nothing();
+  shoal::a_key_that_comes_twice_changes_nothing();
+  shoal::of_many_requests_those_that_fail_change_nothing();
+  shoal::files_of_dead_segments_are_written_to_again();
   shoal::a_file_that_cannot_be_made_loses_nothing();
   shoal::a_read_that_fails_can_be_made_again();
   shoal::a_flipped_bit_is_seen_and_costs_no_other_block();
@@ -336,4 +436,5 @@ int main() {
   shoal::one_key_over_and_over_needs_no_more_than_its_segment();
   shoal::a_store_that_is_too_small_says_what_it_needs();
   shoal::threads_that_read_and_write_see_whole_rows();
+  shoal::threads_that_write_erase_and_read_beside_the_collector_agree();
 }

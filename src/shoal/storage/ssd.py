@@ -50,8 +50,6 @@ class SsdStorage(Storage):
                 f"[ssd {self._directory}] rows must be uint8 {list(wanted)} on cpu; got {rows.dtype} "
                 f"{list(rows.shape)} on {rows.device}."
             )
-        if bool((keys.sort().values.diff() == 0).any()):
-            raise InputError(f"[ssd {self._directory}] keys must all be different; some come twice.")
 
     @property
     def capacity(self) -> int:
