@@ -51,6 +51,65 @@ def test_a_steady_step_and_an_eval_lookup_wait_for_nothing():
         torch.cuda.set_sync_debug_mode("default")
 
 
+def tiered(rows, dim=64):
+    """Tables of which so many rows are in device memory."""
+    size = rows * (4 * dim * 3 + 150)
+    tiers = [shoal.Hbm(size), shoal.Dram()]
+    return [Table(name, dim, optimizer=shoal.Adam(lr=0.1), tiers=tiers) for name in ("a", "b")]
+
+
+def test_a_step_whose_rows_come_up_from_host_memory_waits_for_nothing():
+    bags, _ = trained(*tiered(2000))
+    batches = [batch(["a", "b"], keys=5000) for _ in range(10)]
+    for one in batches:
+        bags(one).values().sum().backward()
+    gradient = torch.randn_like(bags(batches[0]).values())
+    before = bags.table("a").stats().tiers[0]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for one in batches:
+            bags(one).values().backward(gradient)
+        bags.eval()
+        with torch.no_grad():
+            bags(batches[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    after = bags.table("a").stats().tiers[0]
+    assert after.promotions > before.promotions and after.demotions > before.demotions
+
+
+@pytest.mark.parametrize("rows", [3000, 20_000, 200_000])
+def test_tables_of_two_tiers_train_to_the_bit_as_those_of_one(rows):
+    two = shoal.EmbeddingBagCollection(tiered(rows), device="cuda", seed=3)
+    whole = [Table(table.name, table.dim, optimizer=table.optimizer) for table in two._configs]
+    one = shoal.EmbeddingBagCollection(whole, device="cuda", seed=3)
+    gradient = torch.randn(5000, 128, device="cuda")
+    waiting = []
+    for step in range(30):
+        features = batch(["a", "b"], bags=5000, keys=40_000 if step < 20 else 10_000)
+        outs = [bags(features).values() for bags in (two, one)]
+        assert torch.equal(*outs)
+        waiting.append(outs)
+        if step % 3:  # two at work now and then
+            for ready in waiting.pop(0):
+                ready.backward(gradient)
+    while waiting:
+        for ready in waiting.pop():
+            ready.backward(gradient)
+    two.check()
+    wanted = one.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in two.state_dict().items())
+    assert two.table("a").stats().tiers[0].bytes <= two._configs[0].tiers[0].bytes
+
+
+def test_a_collection_with_pinned_memory_can_be_dropped_while_the_device_works():
+    for _ in range(3):
+        bags, features = trained(*tiered(500))
+        bags(features).values().sum().backward()
+        del bags
+    torch.cuda.synchronize()
+
+
 def test_an_eval_lookup_is_captured_into_a_graph():
     bags, features = trained(Table("a", 64), Table("b", 64))
     bags.eval()

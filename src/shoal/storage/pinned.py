@@ -1,6 +1,8 @@
 """Host memory that a device reaches: pinned, and mapped into its addresses."""
 
 import mmap
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,20 +14,19 @@ _PORTABLE_AND_MAPPED = 3
 
 
 class _Pages(mmap.mmap):
-    """Pages that the driver unpins before they go."""
+    """Pages that are unpinned before they go, once no kernel uses them."""
 
-    address = 0
+    unpin: Callable[[], None] | None = None
 
     def __del__(self) -> None:
-        if self.address:
-            torch.cuda.cudart().cudaHostUnregister(self.address)
+        if self.unpin is not None:
+            self.unpin()
 
 
 def pinned_bytes(n: int, device: torch.device) -> Tensor:
     """So many bytes of host memory, not a page more, for kernels on that device. Slow: the driver looks at every page.
 
-    Who drops the tensor has waited for all kernels that may use it. torch's own pinned memory would not do: it rounds
-    up to powers of two, and keeps what is freed.
+    torch's own pinned memory would not do: it rounds up to powers of two, and keeps what is freed.
     """
     if device.type != "cuda":
         return torch.empty(n, dtype=torch.uint8)
@@ -41,5 +42,10 @@ def pinned_bytes(n: int, device: torch.device) -> Tensor:
             f"the driver refused to pin {format_size(n)} of host memory (CUDA error {result}). Free memory, or lower "
             f"Dram(...) in Table(tiers=)."
         )
-    pages.address = memory.data_ptr()
+    pages.unpin = partial(_unpin, memory.data_ptr(), device)
     return memory
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+    torch.cuda.cudart().cudaHostUnregister(address)

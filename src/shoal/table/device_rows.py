@@ -232,9 +232,9 @@ class DeviceRows:
                 self.storage.grow(family, max(lacking, more_rows))
                 self._taken_anew(family)
         if self.above is not None:
-            for number, rows in wanted.items():
+            for number in wanted:
                 if self.above.has(number):
-                    self.above.reserve(number, rows)
+                    self.above.reserve(number, min(room.fit(number), self._within[number]))
 
     def _follow_index(self) -> None:
         if self.above is not None:
