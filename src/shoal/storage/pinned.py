@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -34,7 +35,8 @@ def pinned_bytes(n: int, device: torch.device) -> Tensor:
         pages = _Pages(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise OutOfMemoryError(f"the operating system refused {format_size(n)} of host memory: {error}.") from error
-    pages.madvise(mmap.MADV_HUGEPAGE)  # large pages: rows are read at random, and each access is translated
+    with suppress(OSError):  # a kernel without large pages: rows are read at random, and each access is translated
+        pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     result = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), n, _PORTABLE_AND_MAPPED))
     if result:

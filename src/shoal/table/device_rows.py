@@ -481,10 +481,11 @@ class DeviceRows:
     def give(self, table: int, slots: Tensor, copies: Tensor) -> None:
         """Free the slots of erased rows, and of their copies above."""
         family = self.families[table]
+        free_copies = None if self.above is None else self.above.giving(table, copies)
         self.storage.give(family, slots)
+        if free_copies is not None:
+            free_copies()
         self._relisted(family)
-        if len(copies):
-            self._above.give(table, copies)
 
     def _relisted(self, family: int) -> None:
         # What is on its way to the host was counted against the list before.

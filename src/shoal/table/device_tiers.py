@@ -156,10 +156,12 @@ class UpperTier:
             homes[(here - held[0]).long()] = -1
         return slots
 
-    def give(self, table: int, slots: Tensor) -> None:
-        """Free slots of erased rows. Waits for the device."""
-        if len(slots):
-            self._set_ring(table, torch.empty_like(self._rings[table]), torch.cat([self._free(table), slots]))
+    def giving(self, table: int, slots: Tensor) -> Callable[[], None]:
+        """What frees slots of erased rows, once it is called, and then asks for no memory. Waits for the device."""
+        if not len(slots):
+            return lambda: None
+        ring, free = torch.empty_like(self._rings[table]), torch.cat([self._free(table), slots])
+        return lambda: self._set_ring(table, ring, free)
 
     def clear(self, table: int) -> None:
         """Forget all rows of a table; all its slots are free."""
@@ -259,7 +261,7 @@ class UpperTier:
                 "T": t,
                 "BLOCK": max(1, min(16, _MOVED_WORDS // power_of_two(w + t))),
             }
-            held = (self.anchor, storage.slabs, storage.homes)
+            held, warps = (self.anchor, storage.slabs, storage.homes), 4 if w + t <= _MOVED_WORDS else 8
             if births is not None:
                 launches.append(births(family, shape))
             launches.append(
@@ -269,11 +271,11 @@ class UpperTier:
                         *held, self.index.tables, self.tiers, v.values, v.slots, asked.lost, asked.lost_of,
                         asked.counts, v.seated, v.n, family,
                     ),
-                    shape, {"num_warps": 4},
+                    shape, {"num_warps": warps},
                 )
             )  # fmt: skip
             arguments = (*held, self.index.tables, self.tiers, self._numbers, asked.counts, family)
-            launches.append(self._sweep(kernels.flush, arguments, v, **shape))
+            launches.append(self._sweep(kernels.flush, arguments, v, warps, **shape))
         swept = (self.anchor, self.index.tables, self.tiers, self._numbers, asked.counts)
         return [*launches, self._sweep(kernels.clean, swept, v, 1, BLOCK=_SWEPT_BUCKETS)]
 

@@ -143,8 +143,8 @@ def choose(anchor, tables, tiers, numbers, asked_count, pinned_from, SAMPLE: tl.
             words = slots_at(anchor, at, inside)
             stamps = (anchor + at // 4 + FIRST_SLOT + STAMP_BEHIND_SLOT)[:, None] + tl.arange(0, ENTRIES)[None, :]
             stamp = tl.load(stamps, mask=inside[:, None], other=0)
-            # A quarter more: a few that the sample did not tell of must not be lacking.
-            enough = wanted * looked * 5 // (buckets * 4) + 4
+            # A quarter more where it is a sample: a few that it does not tell of must not be lacking.
+            enough = tl.where(looked < buckets, wanted * looked * 5 // (buckets * 4) + 4, wanted)
             while low < high:
                 middle = (low + high) // 2
                 older = ((words >= 0) & (stamp < middle)).to(tl.int32)
