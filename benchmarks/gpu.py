@@ -540,9 +540,10 @@ def tiers(bench: Bench, size: str, draw: str, what: str) -> Result:
     held.two.bags.check()
     speed, rounds = bus_speed(), bench.effort.rounds
     rows = (held.moved() - before) / (WARMING + TIER_STEPS * rounds)
-    bench.say(f"{rows:.0f} rows of {held.row_bytes} bytes a step, {speed / 1e6:.1f} GB/s")
+    bench.tell(f"{rows:.0f} rows of {held.row_bytes} bytes a step, {speed / 1e6:.1f} GB/s")
     most = {name: float(name.split()[0]) for name in TIER_LIMITS[what, draw] if name.endswith("ms")}
-    bounds = {"the bus alone": rows * held.row_bytes / speed, **most}
+    bus = {"the bus alone": rows * held.row_bytes / speed} if rows else {}
+    bounds = {**bus, **most}
     return Result(result.unit, {**result.rounds, **{name: [value] * rounds for name, value in bounds.items()}})
 
 
