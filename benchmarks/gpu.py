@@ -16,12 +16,13 @@ from torch import Tensor
 import shoal
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
-from shoal.index.device import DeviceIndex
+from shoal.index.device import MOST_LOAD, DeviceIndex
 from shoal.modules.lookup import Lookup, PooledLookup
 from shoal.ops.launch import Pieces, Program, Scratch, variables
 from shoal.storage.hbm import Layout
 from shoal.table import ops
 from shoal.table.device_rows import DeviceRows
+from shoal.table.device_tiers import UPPER_LOAD
 
 registry = Registry()
 DEVICE = torch.device("cuda")
@@ -488,11 +489,11 @@ def _tiers(bench: Bench, size: str) -> Tiers:
     config = shoal.Table("t", A_DIM, optimizer=adam)
     row_bytes = Layout(config.dim, config.dtype, config.columns).row_bytes
 
-    def bytes_of(rows: int, each: int) -> int:
-        return rows * each + DeviceIndex.bytes_for(rows)
+    def bytes_of(rows: int, each: int, load: float) -> int:
+        return rows * each + DeviceIndex.bytes_for(rows, load)
 
     def build() -> Tiers:
-        tiers = [shoal.Hbm(bytes_of(work.above, row_bytes + 8)), shoal.Dram(bytes_of(work.rows, row_bytes))]
+        tiers = [shoal.Hbm(bytes_of(work.above, row_bytes + 8, UPPER_LOAD)), shoal.Dram(bytes_of(work.rows, row_bytes, MOST_LOAD))]
         one = Ours(TABLES, work.rows, A_DIM, adam, "none")
         two = Ours(TABLES, work.rows, A_DIM, adam, "none", tiers)
         many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds

@@ -22,7 +22,7 @@ _SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + ENTRIES)
 _KEYS = slice(0, ENTRIES)
 _STAMPS = slice(_SLOTS.stop, _SLOTS.stop + ENTRIES)
 # At this load four buckets in nine are full, and one key in twelve is not in its home bucket (simulated).
-_MOST_LOAD = 0.8
+MOST_LOAD = 0.8
 _GROWTH = 1.5
 _LEAST_BUCKETS = 4
 _MOST_MOVED = 1 << 22  # buckets of several tables that move together
@@ -48,8 +48,8 @@ def finding_grids(n: int, copies: int) -> tuple[int, int]:
     return blocks(n, _FIND_BLOCK), max(1, min(blocks(copies * n, _LIST_BLOCK), WALKERS))
 
 
-def _buckets_for(keys: int) -> int:
-    return max(math.ceil(keys / (ENTRIES * _MOST_LOAD)), _LEAST_BUCKETS)
+def _buckets_for(keys: int, load: float) -> int:
+    return max(math.ceil(keys / (ENTRIES * load)), _LEAST_BUCKETS)
 
 
 def steps_of(features: int) -> int:
@@ -61,13 +61,18 @@ class DeviceIndex:
     """key -> slot for each of a group's tables. What grows an index stops for the device; a find or claim does not.
 
     `find`, `claim` and `find_lost` are launches for a caller's program. `memory`: by table what gives so many
-    bytes for its buckets, where that is not the device.
+    bytes for its buckets, where that is not the device. `load`: keys to entries, at most.
     """
 
     def __init__(
-        self, anchor: Tensor, tables: int, memory: Mapping[int, Callable[[int], Tensor]] | None = None
+        self,
+        anchor: Tensor,
+        tables: int,
+        memory: Mapping[int, Callable[[int], Tensor]] | None = None,
+        load: float = MOST_LOAD,
     ) -> None:
         self.anchor = anchor
+        self._load = load
         self._memory = memory or {}
         self._buffers: list[Tensor | None] = [None] * tables
         self._buckets = [0] * tables
@@ -89,12 +94,12 @@ class DeviceIndex:
 
     def capacity(self, table: int) -> int:
         """Keys that fit a table's buckets as they are."""
-        return math.floor(self._buckets[table] * ENTRIES * _MOST_LOAD)
+        return math.floor(self._buckets[table] * ENTRIES * self._load)
 
     @staticmethod
-    def bytes_for(keys: int) -> int:
+    def bytes_for(keys: int, load: float = MOST_LOAD) -> int:
         """Bytes of the least buckets that hold so many keys."""
-        return _buckets_for(keys) * BUCKET_BYTES
+        return _buckets_for(keys, load) * BUCKET_BYTES
 
     def reserve(self, wanted: Mapping[int, int], most: Sequence[int] | None = None) -> None:
         """Make room for so many keys in all, by table, of which there will never be more than `most`: buckets move to
@@ -104,8 +109,8 @@ class DeviceIndex:
             if keys > self.capacity(table):
                 # Some at a time, as a bucket that moves costs as much as several finds.
                 ahead = math.ceil(self._buckets[table] * _GROWTH)
-                ahead = ahead if most is None else min(ahead, _buckets_for(most[table]))
-                sizes[table] = max(_buckets_for(keys), ahead)
+                ahead = ahead if most is None else min(ahead, _buckets_for(most[table], self._load))
+                sizes[table] = max(_buckets_for(keys, self._load), ahead)
         self._resize(sizes)
 
     def rebuild(self, table: int) -> None:

@@ -310,7 +310,7 @@ class DeviceRows:
         """Counts and lists for so many items."""
         most = total if insert else 0
         lists = [(torch.int32, most), (torch.int32, most), (torch.int64, most)]
-        return [(torch.int32, 2 + len(self.storage.families)), *lists]
+        return [(torch.int32, 3 + len(self.storage.families)), *lists]
 
     def find(
         self, v: Any, tables_of: Tensor | Variable, shape: tuple[int, int], insert: bool,
@@ -342,7 +342,7 @@ class DeviceRows:
         above = self._above
         counted = (self.tally[0], self.tally[3], self.ledger.bad_bags)
         launches: list[Launch | Fill] = [
-            Fill(v.counts, 2 + len(self.storage.families), 0),
+            Fill(v.counts, 3 + len(self.storage.families), 0),
             above.find(v, tables_of, shape, features_of, counted, place or keep, tickets),
             above.find_below(v, self.tally[1], insert, place, keep),
         ]

@@ -17,11 +17,13 @@ from shoal.ops.tier import triton as kernels
 from shoal.storage.hbm import DIRTY_FLAG, HbmStorage, Layout
 
 # What a lookup of tables with tiers wants of its caller beside FINDING: a list of the items that are not above, and
-# beside it whose they are, where their slots below are written, where an item won an entry above, and the slots below
-# of those that did. `counts` has one more, at its end: how long the list is. Keys stamped with `pinned_from` or more
-# are in use. `sweepers`: programs that go over all that is above.
-TIERING = ("asked", "asked_of", "home_at", "won_above", "seated", "pinned_from", "sweepers")
+# beside it whose they are, where their slots below are written and where an item won an entry above; and a list of the
+# slots that were won, and whose they are. `counts` has two more, at its end: how long the lists are. Keys stamped with
+# `pinned_from` or more are in use. `sweepers`: programs that go over all that is above.
+TIERING = ("asked", "asked_of", "home_at", "won_above", "seated", "seated_of", "pinned_from", "sweepers")
 
+# Keys come and go in every batch, and most of those that are not there are asked for in vain: a find must end soon.
+UPPER_LOAD = 0.5
 _RING_BYTES = 4
 _LEAST_GROWTH = 1024  # rows
 _LIST_BLOCK = 32
@@ -35,7 +37,7 @@ _MOVED_WORDS = 2048  # of rows that a program has in hand
 def tiering_pieces(total: int, keep: bool) -> list[tuple[torch.dtype, int]]:
     """The lists of TIERING for so many items; where nobody keeps or places rows, the first two."""
     rest = total if keep else 0
-    places = [(torch.int64, rest), (torch.int64, rest), (torch.int32, rest)]
+    places = [(torch.int64, rest), (torch.int64, rest), (torch.int64, rest), (torch.int32, rest)]
     return [(torch.int32, total), (torch.int32, total), *places]
 
 
@@ -47,7 +49,7 @@ class UpperTier:
     ) -> None:
         device = below.anchor.device
         self.anchor = below.anchor
-        self.index = DeviceIndex(self.anchor, len(families))
+        self.index = DeviceIndex(self.anchor, len(families), load=UPPER_LOAD)
         self._below = below
         self._storage = storage
         self._families = families
@@ -81,7 +83,9 @@ class UpperTier:
 
     def bytes_for(self, table: int, rows: int) -> int:
         """Bytes of device memory for copies of so many rows, with their index and what says where they belong."""
-        return rows * (self._storage.copy_bytes(self._layout(table)) + _RING_BYTES) + self.index.bytes_for(rows)
+        return rows * (self._storage.copy_bytes(self._layout(table)) + _RING_BYTES) + self.index.bytes_for(
+            rows, UPPER_LOAD
+        )
 
     def bytes(self, table: int) -> int:
         """Bytes of device memory that a table has here."""
@@ -191,6 +195,9 @@ class UpperTier:
         length = v.counts[1 + len(self._storage.families) :]
         return SimpleNamespace(**{**vars(v), "lost": v.asked, "lost_of": v.asked_of, "counts": length})
 
+    def _seated(self, v: Any) -> Any:
+        return v.counts[2 + len(self._storage.families) :]
+
     def find(
         self, v: Any, tables_of: Tensor, shape: tuple[int, int], features_of: Variable | None,
         counted: tuple[Tensor, Tensor, Tensor], stamped: bool, tickets: Variable | None,
@@ -228,7 +235,10 @@ class UpperTier:
                 kernels.claim_above,
                 (*common, v.home_at, v.won_above, self._dummy, v.n, v.stamp, v.pinned_from), v, BLOCK=_LIST_BLOCK,
             ),
-            self._walk(kernels.seat, (*common, v.won_above, v.seated, v.n, v.stamp), v, BLOCK=_LIST_BLOCK),
+            self._walk(
+                kernels.seat,
+                (*common, v.won_above, v.seated, v.seated_of, self._seated(v), v.n, v.stamp), v, BLOCK=_LIST_BLOCK,
+            ),
         ]  # fmt: skip
 
     def settle(self, v: Any, place: bool) -> Launch:
@@ -264,16 +274,16 @@ class UpperTier:
             held, warps = (self.anchor, storage.slabs, storage.homes), 4 if w + t <= _MOVED_WORDS else 8
             if births is not None:
                 launches.append(births(family, shape))
-            launches.append(
+            launches += [
                 Launch(
                     kernels.exchange, (v.walkers,),
                     (
-                        *held, self.index.tables, self.tiers, v.values, v.slots, asked.lost, asked.lost_of,
-                        asked.counts, v.seated, v.n, family,
+                        *held, self.index.tables, self.tiers, v.seated, v.seated_of, self._seated(v), family,
                     ),
-                    shape, {"num_warps": warps},
+                    {"UP": up, **shape}, {"num_warps": warps},
                 )
-            )  # fmt: skip
+                for up in (False, True)
+            ]  # fmt: skip
             arguments = (*held, self.index.tables, self.tiers, self._numbers, asked.counts, family)
             launches.append(self._sweep(kernels.flush, arguments, v, warps, **shape))
         swept = (self.anchor, self.index.tables, self.tiers, self._numbers, asked.counts)

@@ -276,9 +276,11 @@ def claim_above(
 
 @triton.jit(do_not_specialize=["n", "stamp"])
 def seat(
-    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, won_at, homes, n, stamp, BLOCK: tl.constexpr
-):
-    """Slots above for the claimed entries. `homes` gets the slots below of those, and NO_SLOT beside the others."""
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, won_at, seated, seated_of, seated_count, n, stamp,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slots above for the claimed entries. `seated` gets a list of them with the slots below: the upper half of a word;
+    `seated_of` their tables."""
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
@@ -302,7 +304,9 @@ def seat(
         tl.store(anchor + at + STAMP_BEHIND_SLOT, tl.zeros_like(slot) + stamp, mask=has)
         tl.store(entry_keys(anchor, at, base), key, mask=has)
         tl.store(slots + item, slot, mask=has)
-        tl.store(homes + lane, home, mask=lane < total)
+        to = append(seated_count, has)
+        tl.store(seated + to, (home.to(tl.int64) << 32) | slot.to(tl.int64), mask=has)
+        tl.store(seated_of + to, table.to(tl.int32), mask=has)
         first += tl.num_programs(0) * BLOCK
 
 
@@ -427,40 +431,40 @@ def bear(
         first += tl.num_programs(0) * BLOCK
 
 
-@triton.jit(do_not_specialize=["n", "family"])
+@triton.jit(do_not_specialize=["family"])
 def exchange(
-    anchor, slabs, homes, tables, tiers, values, slots, asked, asked_of, asked_count, seated, n, family,
-    STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
+    anchor, slabs, homes, tables, tiers, seated, seated_of, seated_count, family,
+    UP: tl.constexpr, STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
     TAIL_WORDS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Bring the rows of seated keys up, and write the last rows of their slots down: both at once, as the bus has two
-    directions. `seated`: by listed item its slot below."""
-    total = tl.load(asked_count)
+    """Write the last rows of the slots that keys were seated on down, or, where UP, bring the rows of these keys up."""
+    total = tl.load(seated_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
-        home = tl.load(seated + lane, mask=lane < total, other=NO_SLOT)
-        live = home >= 0
-        item, _position, _key, table, _inserts, _base, _buckets = lost_keys(
-            values, tables, asked, asked_of, lane, live, n
-        )
+        live = lane < total
+        word = tl.load(seated + lane, mask=live, other=0)
+        slot = (word & 0xFFFFFFFF).to(tl.int32)
+        home = (word >> 32).to(tl.int32)
+        table = tl.load(seated_of + lane, mask=live, other=0).to(tl.int64)
         comes = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
-        slot = tl.load(slots + item, mask=comes, other=0)
         place = home_word(anchor, homes, slot, comes, SLAB_BITS)
         # A key that was born now is there already.
         comes = comes & (tl.load(place, mask=comes, other=NO_SLOT) != home)
-        owes, last_row, last_tail, to_weights, to_tails = load_last(
-            anchor, slabs, homes, slot, comes, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
-        )
-        from_weights, from_tails = words_of(slabs, home, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
-        row, tail = load_row(anchor, from_weights, from_tails, comes, WEIGHT_WORDS, W, TAIL_WORDS, T)
-        tl.debug_barrier()
-        store_clean(anchor, to_weights, to_tails, owes, last_row, last_tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
-        weights, tails = words_of(slabs, slot, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
-        store_clean(anchor, weights, tails, comes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
-        tl.store(place, home, mask=comes)
-        tl.atomic_add(tiers + table * TIER_COLUMNS + PROMOTED, 1, mask=comes, sem="relaxed")
-        tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
+        if UP:
+            from_weights, from_tails = words_of(slabs, home, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
+            row, tail = load_row(anchor, from_weights, from_tails, comes, WEIGHT_WORDS, W, TAIL_WORDS, T)
+            weights, tails = words_of(slabs, slot, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
+            tl.debug_barrier()
+            store_clean(anchor, weights, tails, comes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+            tl.store(place, home, mask=comes)
+            tl.atomic_add(tiers + table * TIER_COLUMNS + PROMOTED, 1, mask=comes, sem="relaxed")
+        else:
+            owes, row, tail, to_weights, to_tails = load_last(
+                anchor, slabs, homes, slot, comes, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
+            )
+            store_clean(anchor, to_weights, to_tails, owes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+            tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
         first += tl.num_programs(0) * BLOCK
 
 
