@@ -487,7 +487,7 @@ def tier_batches(work: TierWork, pool: int, many: int) -> list[Batch]:
 def _tiers(bench: Bench, size: str) -> Tiers:
     work, adam = TIER_WORK[size], OPTIMIZERS["adam"][0]
     config = shoal.Table("t", A_DIM, optimizer=adam)
-    row_bytes = Layout(config.dim, config.dtype, config.columns).row_bytes
+    row_bytes = Layout(config.dim, config.dtype, config.columns, whole=True).row_bytes
 
     def bytes_of(rows: int, each: int, load: float) -> int:
         return rows * each + DeviceIndex.bytes_for(rows, load)

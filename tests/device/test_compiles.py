@@ -12,7 +12,7 @@ from shoal import Table
 
 # The types of what each call of a program brings.
 WIDE = (
-    "values", "offsets", "won_at", "won_above", "home_at", "tickets", "starts", "moved", "scores", "dealt",
+    "values", "offsets", "won_at", "won_above", "seated", "home_at", "tickets", "starts", "moved", "scores", "dealt",
     "dealt_keys", "piece_tickets", "steps",
 )  # fmt: skip
 FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")

@@ -33,11 +33,16 @@ def _units(size: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a row is made of."""
+    """What a row is made of.
+
+    whole: a row's tail lies behind its weights, not behind the weights of all rows. Lookups, which read weights alone, are
+    then a little slower; a row that crosses the bus is one access to the host's memory, and these are what it costs.
+    """
 
     dim: int
     dtype: str
     columns: tuple[Column, ...]
+    whole: bool = False
 
     @property
     def weight_type(self) -> torch.dtype:
@@ -45,9 +50,24 @@ class Layout:
         return _DTYPES[self.dtype]
 
     @property
+    def weight_units(self) -> int:
+        """Units of 16 bytes that a row's weights take."""
+        return _units(self.dim * self.weight_type.itemsize)
+
+    @property
+    def _tail_units(self) -> int:
+        return _units(4 * (self.state_floats + 3))
+
+    @property
+    def row_units(self) -> int:
+        """Units that a row takes; a whole one begins where the memory does an access of its own."""
+        units = self.weight_units + self._tail_units
+        return units + units % 2 if self.whole else units
+
+    @property
     def weight_stride(self) -> int:
         """From one row's weights to the next one's, in units of 16 bytes."""
-        return _units(self.dim * self.weight_type.itemsize)
+        return self.row_units if self.whole else self.weight_units
 
     @property
     def state_floats(self) -> int:
@@ -57,7 +77,7 @@ class Layout:
     @property
     def tail_stride(self) -> int:
         """From one row's tail (state, score and flags) to the next one's, in units of 16 bytes."""
-        return _units(4 * (self.state_floats + 3))
+        return self.row_units if self.whole else self._tail_units
 
     @property
     def score_at(self) -> int:
@@ -72,7 +92,7 @@ class Layout:
     @property
     def row_bytes(self) -> int:
         """Bytes of device memory that a row takes."""
-        return _UNIT * (self.weight_stride + self.tail_stride)
+        return _UNIT * self.row_units
 
     def state_at(self, name: str) -> int:
         """The first word of a state column in the tail."""
@@ -195,7 +215,8 @@ class HbmStorage:
         lengths[-1] = rows - (slabs - 1) * slab_rows
         slab_bytes = slab_rows * layout.row_bytes
         begins = (memory.data_ptr() - self.anchor.data_ptr() + slab_bytes * torch.arange(slabs)) // _UNIT
-        return torch.stack([begins, begins + lengths * layout.weight_stride], dim=1).to(self.anchor.device)
+        tails = begins + (layout.weight_units if layout.whole else lengths * layout.weight_units)
+        return torch.stack([begins, tails], dim=1).to(self.anchor.device)
 
     def _add_slabs(self, family: int, table: Tensor) -> None:
         first, slabs = self._slab_count, len(table)
@@ -220,7 +241,7 @@ class HbmStorage:
     def read(self, family: int, slots: Tensor) -> Tensor:
         """Weights as float32 [n, dim]; rows of slots that are -1 are left undefined."""
         layout = self.families[family].layout
-        words = 4 * layout.weight_stride
+        words = 4 * layout.weight_units
         raw = self._move(slots, None, words, _WEIGHTS, 0, layout.weight_stride)
         return raw.view(layout.weight_type)[:, : layout.dim].to(torch.float32)
 
@@ -229,12 +250,12 @@ class HbmStorage:
         layout = self.families[family].layout
         padded = torch.zeros(
             len(slots),
-            _UNIT * layout.weight_stride // layout.weight_type.itemsize,
+            _UNIT * layout.weight_units // layout.weight_type.itemsize,
             dtype=layout.weight_type,
             device=slots.device,
         )
         padded[:, : layout.dim] = weights.to(layout.weight_type)
-        self._move(slots, padded.view(torch.int32), 4 * layout.weight_stride, _WEIGHTS, 0, layout.weight_stride)
+        self._move(slots, padded.view(torch.int32), 4 * layout.weight_units, _WEIGHTS, 0, layout.weight_stride)
 
     def read_state(self, family: int, column: Column, slots: Tensor) -> Tensor:
         """A state column, [n, width]; undefined for slots of -1."""

@@ -72,7 +72,7 @@ class DeviceRows:
         self.families: list[int] = []
         kinds: list[Any] = []
         for config in configs:
-            layout = Layout(config.dim, config.dtype, config.columns)
+            layout = Layout(config.dim, config.dtype, config.columns, whole=is_tiered(config))
             # Tables with a budget are apart: once their family has all the slots it may, it needs no more.
             duplicates = getattr(config.optimizer, "duplicates", None)
             kind = (layout, type(config.optimizer), duplicates, budgets(config)[-1] is not None, is_tiered(config))

@@ -31,7 +31,7 @@ _SWEPT_ENTRIES = 512
 _SWEPT_BUCKETS = 32
 _SWEPT_SLOTS = 256  # by a program, at least
 _SAMPLED_BUCKETS = 128
-_MOVED_WORDS = 2048  # of rows that a program has in hand
+_MOVED_WORDS = 1024  # of rows that a program has in hand
 
 
 def tiering_pieces(total: int, keep: bool) -> list[tuple[torch.dtype, int]]:
@@ -260,18 +260,15 @@ class UpperTier:
         families = sorted({self._families[table] for table in self._budgets})
         for family in families:
             layout = storage.families[family].layout
-            weight_words, tail_words = 4 * layout.weight_stride, 4 * layout.tail_stride
-            w, t = power_of_two(weight_words), power_of_two(tail_words)
+            words = 4 * layout.row_units
             shape = {
-                "STATE": layout.state_floats,
+                "FLAGS_AT": 4 * layout.weight_units + layout.flags_at,
                 "SLAB_BITS": storage.slab_bits,
-                "WEIGHT_WORDS": weight_words,
-                "W": w,
-                "TAIL_WORDS": tail_words,
-                "T": t,
-                "BLOCK": max(1, min(16, _MOVED_WORDS // power_of_two(w + t))),
+                "ROW_WORDS": words,
+                "R": power_of_two(words),
+                "BLOCK": max(1, min(16, _MOVED_WORDS // power_of_two(words))),
             }
-            held, warps = (self.anchor, storage.slabs, storage.homes), 4 if w + t <= _MOVED_WORDS else 8
+            held, warps = (self.anchor, storage.slabs, storage.homes), 4 if words <= _MOVED_WORDS else 8
             if births is not None:
                 launches.append(births(family, shape))
             launches += [

@@ -219,7 +219,9 @@ def find(
     bucket_at, _ends, entry, slot = probe_entries(anchor, base, buckets, key, live)
     if STAMP:
         stamps = anchor + bucket_at // 4 + FIRST_SLOT + STAMP_BEHIND_SLOT + entry
-        tl.store(stamps, tl.zeros_like(slot) + stamp, mask=slot >= 0)
+        # Keys come many times, and all but the first would write what is there.
+        older = tl.load(stamps, mask=slot >= 0, other=stamp) != stamp
+        tl.store(stamps, tl.zeros_like(slot) + stamp, mask=older)
     item = copy * n + at
     tl.store(slots + item, slot, mask=at < n)
     if TICKET:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from shoal.ops.birth.triton import bear as bear_rows
-from shoal.ops.birth.triton import flags_at, tails_at, weights_at
+from shoal.ops.birth.triton import weights_at
 from shoal.ops.find.triton import (
     AT,
     BUCKET_UNITS,
@@ -59,6 +59,9 @@ WANTED = tl.constexpr(6)
 OLD = tl.constexpr(7)
 FOUND = tl.constexpr(8)
 ASKED = tl.constexpr(9)
+# Of the keys with the youngest stamp that is old, so many in 2^16 go.
+SHARE = tl.constexpr(13)
+ALL = tl.constexpr(1 << 16)
 # The last batch that used a row in place.
 IN_PLACE = tl.constexpr(10)
 # Rows that came up, and rows that were written down.
@@ -133,6 +136,7 @@ def choose(anchor, tables, tiers, numbers, asked_count, pinned_from, SAMPLE: tl.
         wanted = tl.minimum(tl.maximum(tl.load(tier + NEEDED) - free, 0), size)
         low = pinned_from * 0
         high = pinned_from
+        share = wanted * 0 + ALL
         if wanted > 0:
             base = tl.load(tables + number * TABLE_COLUMNS + AT)
             buckets = tl.load(tables + number * TABLE_COLUMNS + BUCKETS)
@@ -151,10 +155,16 @@ def choose(anchor, tables, tiers, numbers, asked_count, pinned_from, SAMPLE: tl.
                 reached = tl.sum(tl.sum(older, axis=1), axis=0) >= enough
                 high = tl.where(reached, middle, high)
                 low = tl.where(reached, low, middle + 1)
+            # Many keys may have one stamp. If those went that come first, the others would crowd where they are.
+            older = tl.sum(tl.sum(((words >= 0) & (stamp < high - 1)).to(tl.int32), axis=1), axis=0).to(tl.int64)
+            alike = tl.sum(tl.sum(((words >= 0) & (stamp == high - 1)).to(tl.int32), axis=1), axis=0).to(tl.int64)
+            part = tl.maximum(enough - older, 0) * ALL // tl.maximum(alike, 1) + 1
+            share = tl.where(looked < buckets, tl.minimum(part, ALL), share)
         tl.store(tier + PUSHED, pushed)
         tl.store(tier + NEEDED, 0)
         tl.store(tier + WANTED, wanted)
         tl.store(tier + OLD, high.to(tl.int64))
+        tl.store(tier + SHARE, share)
         tl.store(tier + FOUND, 0)
         tl.store(tier + ASKED, 0)
 
@@ -168,17 +178,22 @@ def evict(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
     wanted = tl.load(tier + WANTED)
     if (tl.load(asked_count) > 0) & (wanted > 0):
         base = tl.load(tables + number * TABLE_COLUMNS + AT)
-        entries = tl.load(tables + number * TABLE_COLUMNS + BUCKETS) * ENTRIES
-        old = tl.load(tier + OLD)
+        buckets = tl.load(tables + number * TABLE_COLUMNS + BUCKETS)
+        entries = buckets * ENTRIES
+        old, share = tl.load(tier + OLD), tl.load(tier + SHARE)
         pushed, size, ring = tl.load(tier + PUSHED), tl.load(tier + RING_SIZE), tl.load(tier + RING_AT)
+        # Each time another part of the buckets is the last, where enough were found already.
+        turn = pushed * 7919 % tl.maximum(buckets, 1) * ENTRIES
         first = tl.program_id(0).to(tl.int64) * BLOCK
         while first < entries:
             lane = first + tl.arange(0, BLOCK)
-            at = (base + lane // ENTRIES * BUCKET_UNITS) * UNIT
-            word = anchor + at // 4 + FIRST_SLOT + lane % ENTRIES
+            turned = (lane + turn) % entries
+            at = (base + turned // ENTRIES * BUCKET_UNITS) * UNIT
+            word = anchor + at // 4 + FIRST_SLOT + turned % ENTRIES
             slot = tl.load(word, mask=lane < entries, other=EMPTY)
             stamp = tl.load(word + STAMP_BEHIND_SLOT, mask=slot >= 0, other=0)
-            goes = (slot >= 0) & (stamp < old)
+            drawn = (mix64(turned + pushed) & (ALL - 1)).to(tl.int64) < share
+            goes = (slot >= 0) & ((stamp < old - 1) | ((stamp == old - 1) & drawn))
             many = tl.sum(goes.to(tl.int64), axis=0)
             if many > 0:
                 ticket = tl.atomic_add(tier + FOUND, many, sem="relaxed") + tl.cumsum(goes.to(tl.int32), axis=0) - 1
@@ -348,52 +363,33 @@ def home_word(anchor, homes, slot, has, SLAB_BITS: tl.constexpr):
 
 
 @triton.jit
-def words_of(
-    slabs, slot, has, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, TAIL_WORDS: tl.constexpr,
-):  # fmt: skip
-    """Where the weights and tails of slots begin, in words from the anchor."""
-    weights = weights_at(slabs, slot, has, WEIGHT_WORDS // 4, SLAB_BITS) * 4
-    return weights, tails_at(slabs, slot, has, TAIL_WORDS // 4, SLAB_BITS) * 4
+def load_row(anchor, at, has, ROW_WORDS: tl.constexpr, R: tl.constexpr):
+    """Whole rows that begin so many words from the anchor."""
+    word = tl.arange(0, R)[None, :]
+    return tl.load(anchor + at[:, None] + word, mask=has[:, None] & (word < ROW_WORDS), other=0)
 
 
 @triton.jit
-def load_row(
-    anchor, weights, tails, has, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr, TAIL_WORDS: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    word = tl.arange(0, W)[None, :]
-    tail_word = tl.arange(0, T)[None, :]
-    row = tl.load(anchor + weights[:, None] + word, mask=has[:, None] & (word < WEIGHT_WORDS), other=0)
-    return row, tl.load(anchor + tails[:, None] + tail_word, mask=has[:, None] & (tail_word < TAIL_WORDS), other=0)
-
-
-@triton.jit
-def store_clean(
-    anchor, weights, tails, has, row, tail,
-    STATE: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr, TAIL_WORDS: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
+def store_clean(anchor, at, has, row, FLAGS_AT: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr):
     """Rows that are as their copies in the other tier."""
-    word = tl.arange(0, W)[None, :]
-    tail_word = tl.arange(0, T)[None, :]
-    tail = tl.where(tail_word == flags_at(STATE), tail & NOT_DIRTY, tail)
-    tl.store(anchor + weights[:, None] + word, row, mask=has[:, None] & (word < WEIGHT_WORDS))
-    tl.store(anchor + tails[:, None] + tail_word, tail, mask=has[:, None] & (tail_word < TAIL_WORDS))
+    word = tl.arange(0, R)[None, :]
+    row = tl.where(word == FLAGS_AT, row & NOT_DIRTY, row)
+    tl.store(anchor + at[:, None] + word, row, mask=has[:, None] & (word < ROW_WORDS))
 
 
 @triton.jit
 def load_last(
     anchor, slabs, homes, slot, has,
-    STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
-    TAIL_WORDS: tl.constexpr, T: tl.constexpr,
+    FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """The last rows of slots above that must be written down, as they have a home and are dirty: (which, the rows,
     where their homes are)."""
     home = tl.load(home_word(anchor, homes, slot, has, SLAB_BITS), mask=has, other=NO_SLOT)
-    weights, tails = words_of(slabs, slot, has & (home >= 0), SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
-    flags = tl.load(anchor + tails + flags_at(STATE), mask=has & (home >= 0), other=0)
+    at = weights_at(slabs, slot, has & (home >= 0), ROW_WORDS // 4, SLAB_BITS) * 4
+    flags = tl.load(anchor + at + FLAGS_AT, mask=has & (home >= 0), other=0)
     owes = has & (home >= 0) & ((flags & DIRTY) != 0)
-    row, tail = load_row(anchor, weights, tails, owes, WEIGHT_WORDS, W, TAIL_WORDS, T)
-    to_weights, to_tails = words_of(slabs, home, owes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
-    return owes, row, tail, to_weights, to_tails
+    row = load_row(anchor, at, owes, ROW_WORDS, R)
+    return owes, row, weights_at(slabs, home, owes, ROW_WORDS // 4, SLAB_BITS) * 4
 
 
 @triton.jit(do_not_specialize=["n", "family", "weight_stride", "tail_stride"])
@@ -401,8 +397,8 @@ def bear(
     anchor, slabs, homes, tables, tiers, inits, scales, first_state, normal, steps, values, slots, lost, lost_of,
     lost_count, won_at, n, family, weight_stride, tail_stride,
     WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, HAS_NORMAL: tl.constexpr, SLAB_BITS: tl.constexpr,
-    DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, WEIGHT_WORDS: tl.constexpr,
-    W: tl.constexpr, TAIL_WORDS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, S: tl.constexpr, FLAGS_AT: tl.constexpr,
+    ROW_WORDS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """First rows of the keys that were born below, at their slots: most often above. `won_at`: their entries below."""
     total = tl.load(lost_count)
@@ -417,11 +413,9 @@ def bear(
         born = mine & (home >= 0)
         slot = tl.load(slots + item, mask=born, other=0)
         above = born & (slot != home)
-        owes, row, tail, to_weights, to_tails = load_last(
-            anchor, slabs, homes, slot, above, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
-        )
+        owes, row, to = load_last(anchor, slabs, homes, slot, above, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
         tl.debug_barrier()
-        store_clean(anchor, to_weights, to_tails, owes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+        store_clean(anchor, to, owes, row, FLAGS_AT, ROW_WORDS, R)
         tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
         bear_rows(
             anchor, slabs, inits, scales, first_state, normal, steps, table, key, slot, born, weight_stride,
@@ -434,8 +428,8 @@ def bear(
 @triton.jit(do_not_specialize=["family"])
 def exchange(
     anchor, slabs, homes, tables, tiers, seated, seated_of, seated_count, family,
-    UP: tl.constexpr, STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
-    TAIL_WORDS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    UP: tl.constexpr, FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the last rows of the slots that keys were seated on down, or, where UP, bring the rows of these keys up."""
     total = tl.load(seated_count)
@@ -444,7 +438,7 @@ def exchange(
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
         word = tl.load(seated + lane, mask=live, other=0)
-        slot = (word & 0xFFFFFFFF).to(tl.int32)
+        slot = word.to(tl.int32)
         home = (word >> 32).to(tl.int32)
         table = tl.load(seated_of + lane, mask=live, other=0).to(tl.int64)
         comes = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
@@ -452,18 +446,15 @@ def exchange(
         # A key that was born now is there already.
         comes = comes & (tl.load(place, mask=comes, other=NO_SLOT) != home)
         if UP:
-            from_weights, from_tails = words_of(slabs, home, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
-            row, tail = load_row(anchor, from_weights, from_tails, comes, WEIGHT_WORDS, W, TAIL_WORDS, T)
-            weights, tails = words_of(slabs, slot, comes, SLAB_BITS, WEIGHT_WORDS, TAIL_WORDS)
+            row = load_row(anchor, weights_at(slabs, home, comes, ROW_WORDS // 4, SLAB_BITS) * 4, comes, ROW_WORDS, R)
+            to = weights_at(slabs, slot, comes, ROW_WORDS // 4, SLAB_BITS) * 4
             tl.debug_barrier()
-            store_clean(anchor, weights, tails, comes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+            store_clean(anchor, to, comes, row, FLAGS_AT, ROW_WORDS, R)
             tl.store(place, home, mask=comes)
             tl.atomic_add(tiers + table * TIER_COLUMNS + PROMOTED, 1, mask=comes, sem="relaxed")
         else:
-            owes, row, tail, to_weights, to_tails = load_last(
-                anchor, slabs, homes, slot, comes, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
-            )
-            store_clean(anchor, to_weights, to_tails, owes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+            owes, row, to = load_last(anchor, slabs, homes, slot, comes, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
+            store_clean(anchor, to, owes, row, FLAGS_AT, ROW_WORDS, R)
             tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
         first += tl.num_programs(0) * BLOCK
 
@@ -471,8 +462,7 @@ def exchange(
 @triton.jit(do_not_specialize=["family"])
 def flush(
     anchor, slabs, homes, tables, tiers, numbers, asked_count, family,
-    STATE: tl.constexpr, SLAB_BITS: tl.constexpr, WEIGHT_WORDS: tl.constexpr, W: tl.constexpr,
-    TAIL_WORDS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write down the rows of slots that were taken from their keys and that nobody was seated on. Programs of the
     second axis are tables."""
@@ -487,11 +477,9 @@ def flush(
             lane = first + tl.arange(0, BLOCK)
             has = lane < end
             slot = tl.load(anchor + ring + lane % size, mask=has, other=0)
-            owes, row, tail, to_weights, to_tails = load_last(
-                anchor, slabs, homes, slot, has, STATE, SLAB_BITS, WEIGHT_WORDS, W, TAIL_WORDS, T
-            )
+            owes, row, to = load_last(anchor, slabs, homes, slot, has, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
             tl.debug_barrier()
-            store_clean(anchor, to_weights, to_tails, owes, row, tail, STATE, WEIGHT_WORDS, W, TAIL_WORDS, T)
+            store_clean(anchor, to, owes, row, FLAGS_AT, ROW_WORDS, R)
             tl.store(home_word(anchor, homes, slot, has, SLAB_BITS), tl.zeros_like(slot) + NO_SLOT, mask=has)
             tl.atomic_add(tier + DEMOTED, tl.sum(owes.to(tl.int64), axis=0), sem="relaxed")
             first += tl.num_programs(0).to(tl.int64) * BLOCK
