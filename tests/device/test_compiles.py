@@ -12,7 +12,7 @@ from shoal import Table
 
 # The types of what each call of a program brings.
 WIDE = (
-    "values", "offsets", "won_at", "won_above", "seated", "home_at", "tickets", "starts", "moved", "scores", "dealt",
+    "values", "offsets", "won_at", "won_above", "home_at", "tickets", "starts", "moved", "scores", "dealt",
     "dealt_keys", "piece_tickets", "steps",
 )  # fmt: skip
 FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")
@@ -87,6 +87,10 @@ def programs():
     yield lookups._launches(plan, True, True, True, False, False), names(lookups._v)
     yield lookups._launches(plan, False, False, True, False, False), names(lookups._v)
     yield lookups._launches(plan, False, False, False, False, False), names(lookups._v)
+    # Rows of few words, many to a program.
+    for dim in (1, 4, 16, 40):
+        _rows, plan, lookups, _updates = made(Table("a", dim, tiers=tiers))
+        yield lookups._launches(plan, True, True, True, False, False), names(lookups._v)
 
 
 if __name__ == "__main__":

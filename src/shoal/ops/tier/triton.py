@@ -291,11 +291,12 @@ def claim_above(
 
 @triton.jit(do_not_specialize=["n", "stamp"])
 def seat(
-    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, won_at, seated, seated_of, seated_count, n, stamp,
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, won_at, seated, seated_from, seated_of,
+    seated_count, n, stamp,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Slots above for the claimed entries. `seated` gets a list of them with the slots below: the upper half of a word;
-    `seated_of` their tables."""
+    """Slots above for the claimed entries. `seated` gets a list of them, `seated_from` the slots below, and `seated_of`
+    their tables."""
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
@@ -320,7 +321,8 @@ def seat(
         tl.store(entry_keys(anchor, at, base), key, mask=has)
         tl.store(slots + item, slot, mask=has)
         to = append(seated_count, has)
-        tl.store(seated + to, (home.to(tl.int64) << 32) | slot.to(tl.int64), mask=has)
+        tl.store(seated + to, slot, mask=has)
+        tl.store(seated_from + to, home, mask=has)
         tl.store(seated_of + to, table.to(tl.int32), mask=has)
         first += tl.num_programs(0) * BLOCK
 
@@ -427,7 +429,7 @@ def bear(
 
 @triton.jit(do_not_specialize=["family"])
 def exchange(
-    anchor, slabs, homes, tables, tiers, seated, seated_of, seated_count, family,
+    anchor, slabs, homes, tables, tiers, seated, seated_from, seated_of, seated_count, family,
     UP: tl.constexpr, FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -437,17 +439,17 @@ def exchange(
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         live = lane < total
-        word = tl.load(seated + lane, mask=live, other=0)
-        slot = word.to(tl.int32)
-        home = (word >> 32).to(tl.int32)
+        slot = tl.load(seated + lane, mask=live, other=0)
+        home = tl.load(seated_from + lane, mask=live, other=NO_SLOT)
         table = tl.load(seated_of + lane, mask=live, other=0).to(tl.int64)
         comes = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
         place = home_word(anchor, homes, slot, comes, SLAB_BITS)
+        at = weights_at(slabs, home, comes, ROW_WORDS // 4, SLAB_BITS) * 4
+        to = weights_at(slabs, slot, comes, ROW_WORDS // 4, SLAB_BITS) * 4
         # A key that was born now is there already.
         comes = comes & (tl.load(place, mask=comes, other=NO_SLOT) != home)
         if UP:
-            row = load_row(anchor, weights_at(slabs, home, comes, ROW_WORDS // 4, SLAB_BITS) * 4, comes, ROW_WORDS, R)
-            to = weights_at(slabs, slot, comes, ROW_WORDS // 4, SLAB_BITS) * 4
+            row = load_row(anchor, at, comes, ROW_WORDS, R)
             tl.debug_barrier()
             store_clean(anchor, to, comes, row, FLAGS_AT, ROW_WORDS, R)
             tl.store(place, home, mask=comes)
