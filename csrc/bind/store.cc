@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "bind/bind.h"
 #include "store/dram.h"
@@ -89,6 +90,26 @@ static void bind_ssd(nb::module_& m) {
       .def("keys", [](const SsdStore& store) { return to_tensor(store.keys()); })
       .def("clear", &SsdStore::clear, Released())
       .def("stats", &SsdStore::stats);
+  m.def(
+      "read_together",
+      [](const std::vector<SsdStore*>& stores, const std::vector<Vector<const int64_t>>& keys,
+         const std::vector<Matrix<uint8_t>>& rows, const std::vector<Vector<bool>>& found) {
+        std::vector<Status> statuses(stores.size());
+        {
+          nb::gil_scoped_release released;
+          const auto read = [&](size_t i) {
+            statuses[i] = stores[i]->read(keys[i].data(), reinterpret_cast<char*>(rows[i].data()), found[i].data(),
+                                          int64_t(keys[i].shape(0)));
+          };
+          std::vector<std::thread> others;
+          for (size_t i = 1; i < stores.size(); ++i) others.emplace_back(read, i);
+          if (!stores.empty()) read(0);
+          for (std::thread& other : others) other.join();
+        }
+        for (const Status& status : statuses) raise(status);
+      },
+      nb::arg("stores"), nb::arg("keys"), nb::arg("rows"), nb::arg("found"),
+      "Read from several stores at a time: a thread waits for each");
   nb::enum_<FileCall>(m, "FileCall")
       .value("open", FileCall::open)
       .value("read", FileCall::read)

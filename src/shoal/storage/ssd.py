@@ -1,5 +1,7 @@
 """Rows by key on a disk, in files that are appended to."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -63,6 +65,20 @@ class SsdStorage(Storage):
         found = torch.empty(len(keys), dtype=torch.bool, device="cpu")
         self._store.read(keys.contiguous(), rows, found)
         return rows, found
+
+    @staticmethod
+    def read_together(storages: "Sequence[SsdStorage]", keys: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """The same from several storages at a time, from each its own keys."""
+        for storage, asked in zip(storages, keys, strict=True):
+            storage._check(asked)
+        rows = [
+            torch.empty(len(asked), storage.row_bytes, dtype=torch.uint8, device="cpu")
+            for storage, asked in zip(storages, keys, strict=True)
+        ]
+        found = [torch.empty(len(asked), dtype=torch.bool, device="cpu") for asked in keys]
+        stores = [storage._store for storage in storages]
+        _native.read_together(stores, [asked.contiguous() for asked in keys], rows, found)
+        return list(zip(rows, found, strict=True))
 
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row; nothing is read for it."""

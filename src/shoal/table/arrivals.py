@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from shoal import _native
 from shoal.index import insert
 
 if TYPE_CHECKING:
@@ -28,6 +29,16 @@ class Arrivals:
 
 
 @contextmanager
+def alone_in(indexes: _native.RwLock) -> Iterator[None]:
+    """While indexes change, nobody stages."""
+    indexes.lock()
+    try:
+        yield
+    finally:
+        indexes.unlock()
+
+
+@contextmanager
 def arriving(tables: Sequence["HostTable"], arrivals: Sequence[Arrivals]) -> Iterator[list[Tensor]]:
     """Slots and rows for keys that come into memory. If the body raises, none of them is in."""
     for table, arrival in zip(tables, arrivals, strict=True):
@@ -37,14 +48,18 @@ def arriving(tables: Sequence["HostTable"], arrivals: Sequence[Arrivals]) -> Ite
     try:
         for table, come in zip(tables, keys, strict=True):
             slots.append(table.storage.take(len(come)))
-        insert([table.index for table in tables], keys, slots)
+        if any(len(come) for come in keys):
+            with alone_in(tables[0].indexes):  # one for all tables of a group
+                insert([table.index for table in tables], keys, slots)
         for table, arrival, taken in zip(tables, arrivals, slots, strict=True):
             table.write_arrivals(arrival, taken)
         yield slots
     except BaseException:
         # Without asking for memory: it may be what is missing.
         for table, come in zip(tables, keys, strict=True):
-            table.index.forget(come)
+            with alone_in(table.indexes):
+                table.index.forget(come)
+                table.epoch += 1  # a batch may have been staged meanwhile
         for table, taken in zip(tables, slots, strict=False):
             table.storage.give(taken)
         raise

@@ -3,6 +3,7 @@
 import threading
 import time
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,13 @@ class Staged:
 
     def place(self) -> tuple[Tensor, Tensor]:
         """The keys that were found and not spoiled, and their rows, which are the caller's from here on."""
-        holds, _at = self.known(self.keys)
-        usable = self._found & holds
-        keys, rows = self.keys[usable], self._rows if bool(usable.all()) else self._rows[usable]
+        if not self._spoiled and bool(self._found.all()):
+            keys, rows = self.keys, self._rows
+            self.keys = keys[:0]
+            self.set(rows[:0], self._found[:0])
+            return keys, rows
+        usable = self._found & self.known(self.keys)[0]
+        keys, rows = self.keys[usable], self._rows[usable]
         # That the others are not below is still worth knowing.
         self.keys = self.keys[~self._found]
         self.set(
@@ -106,10 +111,26 @@ class Below:
         """The rows of keys, all different, and whether each has one."""
         begin = time.perf_counter()
         rows, found = self._checked(self.storage.read(keys), len(keys))
-        self._read_seconds += time.perf_counter() - begin
-        self._asked += len(keys)
-        self._found += int(found.sum())
+        self._count(found, time.perf_counter() - begin)
         return rows, found
+
+    @staticmethod
+    def read_together(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]] | None:
+        """The same for several tables at a time, if they all are on disks."""
+        storages = [below.storage for below in belows]
+        if len(storages) < 2 or not all(isinstance(storage, SsdStorage) for storage in storages):
+            return None
+        begin = time.perf_counter()
+        answers = SsdStorage.read_together([s for s in storages if isinstance(s, SsdStorage)], keys)
+        seconds = (time.perf_counter() - begin) / len(belows)
+        for below, (_rows, found) in zip(belows, answers, strict=True):
+            below._count(found, seconds)
+        return answers
+
+    def _count(self, found: Tensor, seconds: float) -> None:
+        self._read_seconds += seconds
+        self._asked += len(found)
+        self._found += int(found.sum())
 
     def read_known(self, keys: Tensor, staged: Staged | None) -> tuple[Tensor, Tensor]:
         """The same, where some were read ahead."""

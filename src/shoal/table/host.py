@@ -15,7 +15,7 @@ from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.ops.birth import birth, native_init
 from shoal.storage import DramStorage
-from shoal.table.arrivals import Arrivals, arriving
+from shoal.table.arrivals import Arrivals, alone_in, arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent, TableStats, TierStats
 
@@ -43,6 +43,7 @@ class Leaving:
     slots: Tensor
     dirty: int  # the first so many
     packed: Sequence[Tensor]  # their rows, in pieces
+    forced: bool  # even if batches on their way need them
     is_written: bool = False
 
 
@@ -69,6 +70,7 @@ class HostTable:
             self.budget = _WORKING_BYTES
         # Whose rows must stay in memory: the group knows. First those of batches at work, then those of staged ones.
         self.pin: Callable[[_native.Pins, bool], None] = lambda _pins, _staged: None
+        self.indexes = _native.RwLock()  # the group's: held alone while the index changes
         self.clock = 0  # counts batches; what was used longest ago leaves first
         self.epoch = 0  # changes when a key that had a slot has another one, or none
         self.fetched = 0  # positions of batches whose keys were below memory
@@ -90,9 +92,10 @@ class HostTable:
         self.step = other.step
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
-        self.index = index
-        self.storage = storage
-        self.epoch += 1
+        with alone_in(self.indexes):
+            self.index = index
+            self.storage = storage
+            self.epoch += 1
         self._victims = _native.Victims()
         self._leaving: list[Leaving] = []
         self._compacting_from = 0
@@ -171,27 +174,27 @@ class HostTable:
     def _evict_for(self, more: int) -> None:
         """Let rows leave memory for others, those used longest ago; what had changed is written below first."""
         assert self.below is not None
-        n = more - self.spare(more)
-        leaving = self.begin_leaving(n, staged=True) or self.begin_leaving(n, staged=False)
-        if leaving is None and self._leaving:
-            self._await_others()
+        # Rows of batches that come leave only if no others can, and some of those that could may have been staged just
+        # now; those that are being written already are waited for.
+        for forced in (False, False, False, True, True):
             n = more - self.spare(more)
-            if n == 0:
+            if n and (leaving := self.begin_leaving(n, forced)):
+                try:
+                    with self.below.writing:
+                        self.write_leaving(leaving)
+                except BaseException:
+                    self.stay(leaving)
+                    raise
+                self.end_leaving(leaving)
+            if forced and not self._fits(more):
+                self._await_others()
+            if self._fits(more):
                 return
-            leaving = self.begin_leaving(n, staged=False)
-        if leaving is None:
-            raise CapacityError(
-                f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} holds {len(self.index)} "
-                f"rows, and batches at work need so many of them that {n} cannot leave. Raise Dram(...) in "
-                f"Table(tiers=), use smaller batches, or run backwards before further forwards."
-            )
-        try:
-            with self.below.writing:
-                self.write_leaving(leaving)
-        except BaseException:
-            self.stay(leaving)
-            raise
-        self.end_leaving(leaving, alone=True)
+        raise CapacityError(
+            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} holds {len(self.index)} rows, and "
+            f"batches at work need so many of them that {more - self.spare(more)} cannot leave. Raise Dram(...) in "
+            f"Table(tiers=), use smaller batches, or run backwards before further forwards."
+        )
 
     def _await_others(self) -> None:
         """Let the rows go that another thread is writing."""
@@ -199,15 +202,14 @@ class HostTable:
         for leaving in tuple(self._leaving):
             with self.below.writing:  # it has it until they are written
                 if leaving.is_written:
-                    self.end_leaving(leaving, alone=False)
+                    self.end_leaving(leaving)
 
-    def begin_leaving(self, n: int, staged: bool) -> Leaving | None:
+    def begin_leaving(self, n: int, forced: bool = False) -> Leaving | None:
         """Choose n rows to leave, and take what is to be written of them; None where so many cannot.
 
-        They count as clean from here on. `staged`: those that batches on their way will need stay too.
+        They count as clean from here on. `forced`: also rows that batches on their way will need.
         """
-        pins = self.pins(staged)
-        self.epoch += not staged  # rows of staged batches may be among them
+        pins = self.pins(staged=not forced)
         # Some more than are needed, if there are any: the next batches will not have to wait.
         wanted = max(n, min(len(self.index) // _LEAVING_PART, _LEAVE_TOGETHER))
         keys, slots, dirty = self._victims.choose(self.index.native, self.storage.rows, self.clock, pins, wanted)
@@ -216,7 +218,7 @@ class HostTable:
         piece = max(_WRITE_BYTES // self.storage.packed_bytes, 1)
         packed = [self.storage.pack(some) for some in slots[:dirty].split(piece)] if dirty else []
         self.storage.set_dirty(slots[:dirty], False)
-        leaving = Leaving(keys, slots, dirty, packed)
+        leaving = Leaving(keys, slots, dirty, packed, forced)
         self._leaving.append(leaving)
         return leaving
 
@@ -240,18 +242,20 @@ class HostTable:
         still = self.index.find(leaving.keys[: leaving.dirty]) == slots
         self.storage.set_dirty(slots[still], True)
 
-    def end_leaving(self, leaving: Leaving, alone: bool) -> None:
-        """What was chosen leaves memory, if nobody needed or changed it since. `alone`: nobody can have."""
+    def end_leaving(self, leaving: Leaving) -> None:
+        """What was chosen leaves memory, if nobody needed or changed it since."""
         if leaving not in self._leaving:
             return
         self._leaving.remove(leaving)
         self._demotions += leaving.dirty
         keys, slots = leaving.keys, leaving.slots
-        if not alone:
-            held = self.pins(staged=True).has(slots) | self.storage.is_dirty(slots)
+        with alone_in(self.indexes):  # nobody is staged meanwhile
+            held = self.pins(staged=not leaving.forced).has(slots) | self.storage.is_dirty(slots)
             leaves = (self.index.find(keys) == slots) & ~held
-            keys, slots = keys[leaves], slots[leaves]
-        self.index.forget(keys)
+            if not bool(leaves.all()):
+                keys, slots = keys[leaves], slots[leaves]
+            self.index.forget(keys)
+            self.epoch += leaving.forced
         self.storage.give(slots)
         self._left += len(keys)
 
@@ -282,17 +286,20 @@ class HostTable:
         if arrivals.rows is None or arrivals.fetched is None:
             self.write_first(arrivals.keys, slots)
             return
+        if not arrivals.births:
+            self.storage.unpack(slots, arrivals.rows, self.clock)
+            return
         if len(arrivals.rows):
             self.storage.unpack(slots[arrivals.fetched], arrivals.rows, self.clock)
-        if arrivals.births:
-            born = ~arrivals.fetched
-            self.write_first(arrivals.keys[born], slots[born])
+        born = ~arrivals.fetched
+        self.write_first(arrivals.keys[born], slots[born])
 
     def came(self, arrivals: Arrivals) -> None:
         """Count them: they are in."""
-        self._rows += arrivals.births
         self._promotions += len(arrivals.keys) - arrivals.births
-        self.counters.add("births", arrivals.births)
+        if arrivals.births:
+            self._rows += arrivals.births
+            self.counters.add("births", arrivals.births)
 
     def tick(self) -> None:
         """A batch begins: what it uses is younger than what others used."""
@@ -340,7 +347,8 @@ class HostTable:
             keys = torch.unique(keys)
             erased = int(self.contains(keys).sum())
             self.below.erase(keys)
-        slots = self.index.erase(keys)
+        with alone_in(self.indexes):
+            slots = self.index.erase(keys)
         erased = len(slots) if erased is None else erased
         self._rows -= erased
         if len(slots):
@@ -373,7 +381,8 @@ class HostTable:
         if not self._may_compact:
             return
         budget = _BUCKETS_PER_ERASE * work + _LEAST_BUCKETS
-        index_done = self.index.shrink(budget)
+        with alone_in(self.indexes):
+            index_done = self.index.shrink(budget)
         if not self.storage.sparse:
             self._compacting_from = 0
             self._may_compact = not index_done or bool(self._limbo)
@@ -381,10 +390,11 @@ class HostTable:
         end = min(self._compacting_from + budget, self.index.extent)
         entries = self.index.entries(self._compacting_from, end, self.storage.compact_from)
         if len(entries.keys):
-            self.epoch += 1
             slots = self.storage.take(len(entries.keys))
             self.storage.move(entries.slots, slots)
-            self.index.reassign(entries.keys, slots)
+            with alone_in(self.indexes):
+                self.index.reassign(entries.keys, slots)
+                self.epoch += 1
             self.storage.give(entries.slots)
         self._compacting_from = 0 if end >= self.index.extent else end
         self.storage.release_tail()

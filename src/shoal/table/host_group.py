@@ -76,10 +76,14 @@ class HostGroup(Group):
         super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed, folder) for config in configs])
         self._at_work: Batch | None = None  # a lookup whose rows are being brought
         self.staged: dict[tuple[int, int], HostStaging] = {}
+        # Whoever changes an index has this alone, inside the group's lock. Staging finds under it, beside an update,
+        # which changes rows only.
+        self.indexes = _native.RwLock()
         # A thread waits in each for its table's disk; none is made before it is needed.
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="shoal-prefetch-table")
         for number, table in enumerate(self.tables):
             table.pin = partial(_pin, weakref.ref(self), number)
+            table.indexes = self.indexes
         storages = [table.below.storage for table in self.tables if table.below is not None]
         weakref.finalize(self, _close, storages)
 

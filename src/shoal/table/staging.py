@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from shoal.config import get_num_threads
 from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of
 from shoal.table.arrivals import Arrivals, arriving
-from shoal.table.below import Staged
+from shoal.table.below import Below, Staged
 from shoal.table.host import Leaving
 from shoal.table.plan import Plan
 
 if TYPE_CHECKING:
     from shoal.table.host_group import HostGroup
+
+
+# The pool's threads are the loop's.
+_THREADS = 1
+# Rows that are worth several threads: fewer come sooner than these take turns.
+_MANY = 2048
 
 
 def address_of(values: Tensor) -> tuple[int, int]:
@@ -36,21 +41,25 @@ class HostStaging:
         # Kept: no other batch may have their place.
         self._values, self._offsets = values, offsets
         self._versions = values._version, offsets._version
-        with group.reading():
+        group._in_own_process()
+        group.indexes.lock_shared()
+        try:
             self.plan = group._plan(names)
             self.bags = bags_of(values, offsets, None, len(names), self.plan.copies)
-            lacking = self.plan.lookup.find(self.bags, get_num_threads())
+            lacking = self.plan.lookup.find(self.bags, _THREADS)
             parts: dict[int, list[tuple[int, int]]] = {}
             for part, lacks in zip(self.plan.parts, lacking, strict=True):
                 if lacks and group.tables[part.table].below is not None:
                     parts.setdefault(part.table, []).append((part.source, part.copy))
             self._lacking = list(parts)
-            self._missing = self.bags.missing(list(parts.values()), get_num_threads())
+            self._missing = self.bags.missing(list(parts.values()), _THREADS)
             for at, number in enumerate(self._lacking):
                 below = group.below(number)
                 self.answers[number] = below.stage(below.without_coming(self._missing.keys(at)))
             self._epochs = self._epochs_now()
             group.staged[self.address] = self
+        finally:
+            group.indexes.unlock()
 
     def _epochs_now(self) -> list[int]:
         return [self.group.tables[part.table].epoch for part in self.plan.parts]
@@ -73,7 +82,13 @@ class HostStaging:
             staged = self.answers[number]
             staged.set(*self.group.below(number).read(staged.keys))
 
-        if len(self.answers) < 2:
+        numbers = list(self.answers)
+        belows = [self.group.below(number) for number in numbers]
+        together = Below.read_together(belows, [self.answers[number].keys for number in numbers])
+        if together is not None:
+            for number, answer in zip(numbers, together, strict=True):
+                self.answers[number].set(*answer)
+        elif len(self.answers) < 2 or sum(len(staged.keys) for staged in self.answers.values()) < _MANY:
             for number in self.answers:
                 of_table(number)
         else:
@@ -99,7 +114,6 @@ class HostStaging:
         """Put rows of tables in memory that has room, also for what will be born; returns which these are."""
         placed, arrivals = [], []
         for number in numbers:
-            self._hold(number)  # what others brought meanwhile stays
             table, staged = self.group.tables[number], self.answers[number]
             if table.spare(len(staged.keys)) == len(staged.keys):
                 keys, rows = staged.place()
@@ -121,8 +135,9 @@ class HostStaging:
     def _begin_leaving(self, numbers: Sequence[int]) -> dict[int, Leaving]:
         leaving = {}
         for number in numbers:
+            self._hold(number)  # what others brought meanwhile stays
             table, wanted = self.group.tables[number], len(self.answers[number].keys)
-            if chosen := table.begin_leaving(wanted - table.spare(wanted), staged=True):
+            if chosen := table.begin_leaving(wanted - table.spare(wanted)):
                 leaving[number] = chosen
                 self.group.below(number).writing.acquire()
         return leaving
@@ -142,7 +157,7 @@ class HostStaging:
                 for number, chosen in leaving.items():
                     table = self.group.tables[number]
                     if chosen.is_written:
-                        table.end_leaving(chosen, alone=False)
+                        table.end_leaving(chosen)
                     else:
                         table.stay(chosen)
         if failed:
