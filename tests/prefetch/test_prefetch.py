@@ -43,7 +43,9 @@ def spilling(kind, folder, memory=SMALL):
 
 
 def is_quiet():
-    return not any(thread.name in ("shoal-prefetch-read", "shoal-prefetch-place") for thread in threading.enumerate())
+    return not any(
+        thread.name.startswith("shoal-prefetch-") and "table" not in thread.name for thread in threading.enumerate()
+    )
 
 
 def staged(bags):

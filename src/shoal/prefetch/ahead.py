@@ -1,7 +1,7 @@
 """A loader whose batches find their rows in the top tier.
 
-One thread takes batches from the loader, up to `depth` ahead of the loop, and reads their rows; another puts them in
-the top tier, while the first reads on. They place, and nothing else: with and without them a run is the same, bit for
+One thread takes batches from the loader, up to `depth` ahead of the loop, and finds which rows are not in the top tier;
+another reads these; a third puts them there. Each goes on to the next batch meanwhile. They place, and nothing else: with and without them a run is the same, bit for
 bit. A batch that could not be placed, for want of room or because a disk failed, is handed on all the same: its lookup
 brings the rows itself, or says what is wrong.
 """
@@ -9,6 +9,7 @@ brings the rows itself, or says what is wrong.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from shoal.errors import ConfigError
@@ -67,12 +68,6 @@ class _Together:
             part.release()
 
 
-def _give_up(placed: Placed | None) -> None:
-    """What is wrong with a batch is the lookup's to say, in the loop, where somebody can do something about it."""
-    if placed is not None:
-        placed.release()
-
-
 class _Run(Generic[BatchT]):
     """One pass over the loader."""
 
@@ -80,16 +75,23 @@ class _Run(Generic[BatchT]):
         self._batches = batches
         self._stage = stage
         self._depth = depth
+        # What is found, read and ready: each thread takes from the one before.
+        self._found: deque[tuple[BatchT, Placed | None]] = deque()
         self._read: deque[tuple[BatchT, Placed | None]] = deque()
         self._ready: deque[tuple[BatchT, Placed | None]] = deque()
+        self._ended: set[int] = set()  # of these lists those that nothing comes to any more
         self._ahead = 0  # batches that were taken from the loader, and not by the loop
         self._changed = threading.Condition()
         self._in_use: Placed | None = None
-        self._is_awaited = self._is_closed = self._is_read = self._is_over = False
+        self._is_awaited = self._is_closed = False
         self._error: BaseException | None = None
+        works = (
+            ("find", self._find_all),
+            ("read", lambda: self._pass_on(self._found, self._read, lambda placed: placed.read())),
+            ("place", lambda: self._pass_on(self._read, self._ready, self._place)),
+        )
         self._threads = [
-            threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True)
-            for name, work in (("read", self._read_all), ("place", self._place_all))
+            threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True) for name, work in works
         ]
         for thread in self._threads:
             thread.start()
@@ -102,7 +104,7 @@ class _Run(Generic[BatchT]):
         with self._changed:
             self._is_awaited = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ready or self._is_over)
+            self._changed.wait_for(lambda: self._ready or id(self._ready) in self._ended)
             self._is_awaited = False
             if not self._ready:
                 if self._error is not None:
@@ -123,7 +125,7 @@ class _Run(Generic[BatchT]):
         for thread in self._threads:
             thread.join(_JOIN_SECONDS)
         self._let_go()
-        for _batch, placed in (*self._read, *self._ready):
+        for _batch, placed in (*self._found, *self._read, *self._ready):
             if placed is not None:
                 placed.release()
 
@@ -134,23 +136,21 @@ class _Run(Generic[BatchT]):
 
     # ---- the threads' side
 
-    def _read_all(self) -> None:
+    def _find_all(self) -> None:
         try:
             while self._may_go_on():
                 try:
                     batch = next(self._batches)
                 except StopIteration:
                     break
-                placed = self._stage_and_read(batch)
-                with self._changed:
-                    self._read.append((batch, placed))
-                    self._changed.notify_all()
+                placed = None
+                with suppress(Exception):  # the lookup will meet it too
+                    placed = self._stage(batch)
+                self._put(self._found, batch, placed)
         except BaseException as error:
             self._error = error
         finally:
-            with self._changed:
-                self._is_read = True
-                self._changed.notify_all()
+            self._end(self._found)
 
     def _may_go_on(self) -> bool:
         with self._changed:
@@ -158,35 +158,42 @@ class _Run(Generic[BatchT]):
             self._ahead += 1
             return not self._is_closed
 
-    def _stage_and_read(self, batch: BatchT) -> Placed | None:
-        placed = None
-        try:
-            placed = self._stage(batch)
-            if placed is not None:
-                placed.read()
-        except Exception:
-            _give_up(placed)
-            return None
-        return placed
+    def _put(self, where: deque[tuple[BatchT, Placed | None]], batch: BatchT, placed: Placed | None) -> None:
+        with self._changed:
+            where.append((batch, placed))
+            self._changed.notify_all()
 
-    def _place_all(self) -> None:
+    def _end(self, where: deque[tuple[BatchT, Placed | None]]) -> None:
+        with self._changed:
+            self._ended.add(id(where))
+            self._changed.notify_all()
+
+    def _pass_on(
+        self,
+        source: deque[tuple[BatchT, Placed | None]],
+        to: deque[tuple[BatchT, Placed | None]],
+        work: Callable[[Placed], None],
+    ) -> None:
+        """Do something with what comes to one list, and put it into the next."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._read or self._is_read or self._is_closed)
-                if self._is_closed or not self._read:
-                    self._is_over = True
-                    self._changed.notify_all()
-                    return
-                batch, placed = self._read.popleft()
+                self._changed.wait_for(lambda: source or id(source) in self._ended or self._is_closed)
+                if self._is_closed or not source:
+                    break
+                batch, placed = source.popleft()
             try:
                 if placed is not None:
-                    placed.place(self._may_wait)
+                    work(placed)
             except Exception:
-                _give_up(placed)
+                # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
+                if placed is not None:
+                    placed.release()
                 placed = None
-            with self._changed:
-                self._ready.append((batch, placed))
-                self._changed.notify_all()
+            self._put(to, batch, placed)
+        self._end(to)
+
+    def _place(self, placed: Placed) -> None:
+        placed.place(self._may_wait)
 
     def _may_wait(self) -> bool:
         """Wait for batches before this one to let their rows go, unless the loop waits for this one."""
