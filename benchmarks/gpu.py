@@ -493,7 +493,10 @@ def _tiers(bench: Bench, size: str) -> Tiers:
         return rows * each + DeviceIndex.bytes_for(rows, load)
 
     def build() -> Tiers:
-        tiers = [shoal.Hbm(bytes_of(work.above, row_bytes + 8, UPPER_LOAD)), shoal.Dram(bytes_of(work.rows, row_bytes, MOST_LOAD))]
+        tiers = [
+            shoal.Hbm(bytes_of(work.above, row_bytes + 8, UPPER_LOAD)),
+            shoal.Dram(bytes_of(work.rows, row_bytes, MOST_LOAD)),
+        ]
         one = Ours(TABLES, work.rows, A_DIM, adam, "none")
         two = Ours(TABLES, work.rows, A_DIM, adam, "none", tiers)
         many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds

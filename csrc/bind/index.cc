@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 
 #include "base/thread_pool.h"
 #include "bind/bind.h"
@@ -112,6 +113,25 @@ void bind_index(nb::module_& m) {
         find({{&index, 0, int64_t(keys.shape(0))}}, {keys.data(), is_narrow(keys)}, slots_of(slots), &missing, threads);
       },
       nb::arg("index"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"), Released(), "slots[i] of key i, or -1");
+  m.def(
+      "keys_without",
+      [](Vector<const int64_t> keys, const std::vector<Vector<const int64_t>>& others) {
+        std::vector<int64_t> left;
+        {
+          nb::gil_scoped_release released;
+          std::vector<int64_t> sorted(keys.data(), keys.data() + keys.shape(0));
+          std::sort(sorted.begin(), sorted.end());
+          for (const auto& other : others) {
+            left.clear();
+            std::set_difference(sorted.begin(), sorted.end(), other.data(), other.data() + other.shape(0),
+                                std::back_inserter(left));
+            sorted.swap(left);
+          }
+          left.swap(sorted);
+        }
+        return to_tensor(std::move(left));
+      },
+      nb::arg("keys"), nb::arg("others"), "Keys in ascending order, without those of others, which are in order");
   m.def("reserve", &reserve_all, nb::arg("indexes"), nb::arg("more"), nb::arg("threads"));
   m.def("insert", &insert_all, nb::arg("indexes"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"));
 }

@@ -1,10 +1,12 @@
 #include "lookup/lookup.h"
 
+#include "base/rwlock.h"
 #include "base/thread_pool.h"
 #include "bind/bags.h"
 #include "index/batch.h"
 #include "kernels/rows_io.h"
 #include "lookup/victims.h"
+#include "store/dram.h"
 
 namespace shoal {
 
@@ -147,8 +149,53 @@ static void bind_victims(nb::module_& m) {
           "(keys, slots, how many of the first are dirty) of up to n rows that are not pinned");
 }
 
+// Rows of one table that were read ahead come into memory, those of keys that are not there by now; and the batch that
+// they are for knows where they are. How many came. If memory is refused, none did.
+static int64_t place(Index& index, DramStore& store, RwLock& indexes, Vector<const int64_t> given,
+                     Matrix<const uint8_t> rows, uint32_t clock, BoundBags& bags, const MissingKeys& missing,
+                     size_t table) {
+  Status status;
+  int64_t came = 0;
+  {
+    nb::gil_scoped_release released;
+    std::vector<int64_t> keys;
+    std::vector<int64_t> from;
+    for (size_t i = 0; i < given.shape(0); ++i) {
+      if (index.find(given.data()[i]) != kNoSlot) continue;
+      keys.push_back(given.data()[i]);
+      from.push_back(int64_t(i));
+    }
+    came = int64_t(keys.size());
+    std::vector<uint32_t> slots(keys.size());
+    status = store.reserve(came);
+    if (status.ok()) {
+      store.take(slots.data(), came);
+      indexes.lock();
+      status = index.reserve(came);
+      if (status.ok()) status = index.insert(keys.data(), slots.data(), came);
+      indexes.unlock();
+      if (!status.ok()) store.give(slots.data(), came);
+    }
+    if (status.ok()) {
+      const int64_t bytes = packed_bytes(store.rows());
+      for (size_t i = 0; i < slots.size(); ++i)
+        unpack(store.rows(), &slots[i], 1, reinterpret_cast<const char*>(rows.data()) + from[i] * bytes, clock, 1);
+      const MissingKeys::Table& wanted = missing.tables().at(table);
+      std::vector<uint32_t> now(static_cast<size_t>(wanted.count));
+      for (int64_t i = 0; i < wanted.count; ++i) now[size_t(i)] = index.find(wanted.keys[i]);
+      missing.fill(table, now.data(), bags.slots());
+    }
+  }
+  raise(status);
+  return came;
+}
+
 void bind_lookup(nb::module_& m) {
   bind_victims(m);
+  m.def(
+      "place", &place, nb::arg("index"), nb::arg("store"), nb::arg("indexes"), nb::arg("keys"), nb::arg("rows"),
+      nb::arg("clock"), nb::arg("bags"), nb::arg("missing"), nb::arg("table"),
+      "Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many");
   nb::class_<Tally>(m, "Tally", "Keys looked up, and those that had a row")
       .def(nb::init<>())
       .def_prop_ro("lookups", [](const Tally& tally) { return tally.lookups.load(); })

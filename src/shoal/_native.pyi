@@ -219,6 +219,9 @@ class Index:
 def find(index: Index, keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> None:
     """slots[i] of key i, or -1"""
 
+def keys_without(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], others: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]]) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
+    """Keys in ascending order, without those of others, which are in order"""
+
 def reserve(indexes: Sequence[Index], more: Sequence[int], threads: int) -> None: ...
 
 def insert(indexes: Sequence[Index], keys: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]], slots: Sequence[Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]], threads: int) -> None: ...
@@ -346,6 +349,11 @@ class Victims:
         """
         (keys, slots, how many of the first are dirty) of up to n rows that are not pinned
         """
+
+def place(index: Index, store: DramStore, indexes: RwLock, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)], clock: int, bags: Bags, missing: MissingKeys, table: int) -> int:
+    """
+    Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many
+    """
 
 class Tally:
     """Keys looked up, and those that had a row"""

@@ -229,6 +229,22 @@ def test_eval_is_staged_too(tmp_path):
     assert_same_rows(plain, ahead)
 
 
+def test_a_lookup_does_not_wait_for_what_another_batch_is_about_to_bring(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    for bags in (plain, ahead):
+        train(bags, batches(40))
+    batch, twin = (skewed_kjt(("t",), torch.Generator().manual_seed(9)) for _ in range(2))
+    staging = ahead.stage(batch)  # it knows its keys, and has read none
+    with torch.no_grad():
+        assert_equal_outputs([plain.eval()(twin), ahead.eval()(twin)])
+    staging.read()
+    staging.place(lambda: False)
+    with torch.no_grad():
+        assert_equal_outputs([plain(batch), ahead(batch)])
+    assert staged(ahead) == ({}, {})
+    assert_same_rows(plain, ahead)
+
+
 def test_features_are_found_in_the_batch_for_several_collections(tmp_path):
     tables = [{"name": "u", "dim": 4, "features": ["t"]}]
     one = spilling("ssd", tmp_path, "64KiB")

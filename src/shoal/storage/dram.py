@@ -35,35 +35,35 @@ class DramStorage:
         self.first_state = torch.tensor(
             [column.initial for column in columns for _ in range(column.width)], dtype=torch.float32, device="cpu"
         )
-        self._native = _native.DramStore(dim, _DTYPES[dtype], width)
+        self.native = _native.DramStore(dim, _DTYPES[dtype], width)
 
     @property
     def rows(self) -> _native.Rows:
         """Where the rows lie, for the kernels."""
-        return self._native.rows
+        return self.native.rows
 
     @property
     def bytes(self) -> int:
         """Bytes in use."""
-        return self._native.bytes
+        return self.native.bytes
 
     def bytes_after(self, more: int) -> int:
         """Bytes in use once `more` rows came."""
-        return self._native.bytes_after(more)
+        return self.native.bytes_after(more)
 
     def reserve(self, more: int) -> None:
         """Make sure that `more` slots can be taken."""
-        self._native.reserve(more)
+        self.native.reserve(more)
 
     def take(self, n: int) -> Tensor:
         """The n lowest free slots, after `reserve(n)`. Their rows hold whatever was there."""
         slots = torch.empty(n, dtype=torch.int32, device="cpu")
-        self._native.take(slots)
+        self.native.take(slots)
         return slots
 
     def give(self, slots: Tensor) -> None:
         """Free slots."""
-        self._native.give(slots)
+        self.native.give(slots)
 
     def read(self, slots: Tensor, missing: _native.Init, keys: Tensor) -> Tensor:
         """Weights as float32 [n, dim]; a key whose slot is -1 reads as `missing` makes it."""
@@ -148,17 +148,17 @@ class DramStorage:
     @property
     def sparse(self) -> bool:
         """Whether moving rows to the front would free memory worth the work."""
-        return self._native.sparse
+        return self.native.sparse
 
     @property
     def compact_from(self) -> int:
         """Rows at this slot and beyond would fit into free slots before it."""
-        return self._native.compact_from
+        return self.native.compact_from
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Copy whole rows."""
-        self._native.move(from_slots, to_slots)
+        self.native.move(from_slots, to_slots)
 
     def release_tail(self) -> None:
         """Give empty slabs at the end back to the system."""
-        self._native.release_tail()
+        self.native.release_tail()

@@ -28,19 +28,23 @@ class Staged:
     """What a storage said of some keys. It holds until one of them is written or erased."""
 
     def __init__(self, keys: Tensor) -> None:
-        self.keys = keys.sort().values  # all different
+        self.keys = keys  # all different, in ascending order
         self._rows = torch.empty(0, 0, dtype=torch.uint8, device="cpu")
         self._found = torch.zeros(0, dtype=torch.bool, device="cpu")
         self._spoiled: list[Tensor] = []
+        self._has = 0
+        self._is_answered = False
 
     def set(self, rows: Tensor, found: Tensor) -> None:
         """The answer, in the order of `keys`."""
         self._rows, self._found = rows, found
+        self._has = int(found.sum())
+        self._is_answered = True
 
     @property
     def comes(self) -> bool:
         """Whether its rows are on their way: being read, or read and not placed."""
-        return not len(self._found) or bool(self._found.any())
+        return not self._is_answered or self.found > 0
 
     def spoil(self, keys: Tensor) -> None:
         """Hear that these keys are written or erased."""
@@ -49,7 +53,7 @@ class Staged:
     @property
     def found(self) -> int:
         """How many have a row."""
-        return int(self._found.sum())
+        return self._has
 
     def known(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each key's answer still holds, and where it is."""
@@ -67,7 +71,7 @@ class Staged:
 
     def place(self) -> tuple[Tensor, Tensor]:
         """The keys that were found and not spoiled, and their rows, which are the caller's from here on."""
-        if not self._spoiled and bool(self._found.all()):
+        if not self._spoiled and self._has == len(self.keys):
             keys, rows = self.keys, self._rows
             self.keys = keys[:0]
             self.set(rows[:0], self._found[:0])
@@ -183,16 +187,13 @@ class Below:
         for staged in tuple(self._staged.values()):  # others come and go meanwhile
             staged.spoil(keys)
 
-    def stage(self, keys: Tensor) -> Staged:
-        """Begin to know of these keys, all different, what is below; the answer comes by `Staged.set`."""
-        staged = Staged(keys)
+    def stage(self, keys: Tensor, ahead: bool) -> Staged:
+        """Begin to know of these keys, all different, what is below; the answer comes by `Staged.set`. Where it is only
+        `ahead` of a lookup, those that another batch is reading already are left out."""
+        coming = [staged.keys for staged in tuple(self._staged.values()) if staged.comes] if ahead else []
+        staged = Staged(_native.keys_without(keys, coming))
         self._staged[id(staged)] = staged
         return staged
-
-    def without_coming(self, keys: Tensor) -> Tensor:
-        """The keys that no other batch is reading already."""
-        others = [staged.keys for staged in tuple(self._staged.values()) if staged.comes]
-        return keys[~torch.isin(keys, torch.cat(others))] if others else keys
 
     def unstage(self, staged: Staged) -> None:
         """Forget what was read ahead."""

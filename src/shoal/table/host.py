@@ -294,6 +294,12 @@ class HostTable:
         born = ~arrivals.fetched
         self.write_first(arrivals.keys[born], slots[born])
 
+    def place(self, keys: Tensor, rows: Tensor, bags: _native.Bags, missing: _native.MissingKeys, table: int) -> None:
+        """Rows that were read ahead come into memory, where they are not there yet. REQUIRES: it has room."""
+        self._promotions += _native.place(
+            self.index.native, self.storage.native, self.indexes, keys, rows, self.clock, bags, missing, table
+        )
+
     def came(self, arrivals: Arrivals) -> None:
         """Count them: they are in."""
         self._promotions += len(arrivals.keys) - arrivals.births

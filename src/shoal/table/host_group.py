@@ -283,7 +283,7 @@ class HostGroup(Group):
         """What is below of the keys that are missing."""
         asked = {}
         for at, number in enumerate(missing.tables):
-            staged = asked[number] = self.below(number).stage(missing.keys.keys(at))
+            staged = asked[number] = self.below(number).stage(missing.keys.keys(at), ahead=False)
             staged.set(*self.below(number).read(staged.keys))
         return asked
 

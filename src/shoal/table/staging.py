@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of
-from shoal.table.arrivals import Arrivals, arriving
 from shoal.table.below import Below, Staged
 from shoal.table.host import Leaving
 from shoal.table.plan import Plan
@@ -55,7 +53,7 @@ class HostStaging:
             self._missing = self.bags.missing(list(parts.values()), _THREADS)
             for at, number in enumerate(self._lacking):
                 below = group.below(number)
-                self.answers[number] = below.stage(below.without_coming(self._missing.keys(at)))
+                self.answers[number] = below.stage(self._missing.keys(at), ahead=True)
             self._epochs = self._epochs_now()
             group.staged[self.address] = self
         finally:
@@ -112,19 +110,13 @@ class HostStaging:
 
     def _place(self, numbers: Sequence[int]) -> list[int]:
         """Put rows of tables in memory that has room, also for what will be born; returns which these are."""
-        placed, arrivals = [], []
+        placed = []
         for number in numbers:
             table, staged = self.group.tables[number], self.answers[number]
             if table.spare(len(staged.keys)) == len(staged.keys):
                 keys, rows = staged.place()
-                absent = table.find(keys) == NO_SLOT
-                if not bool(absent.all()):
-                    keys, rows, absent = keys[absent], rows[absent], absent[absent]
+                table.place(keys, rows, self.bags, self._missing, self._lacking.index(number))
                 placed.append(number)
-                arrivals.append(Arrivals(keys, rows, absent))
-        with arriving([self.group.tables[number] for number in placed], arrivals):
-            for number in placed:
-                self._hold(number)
         return placed
 
     def _hold(self, number: int) -> None:
