@@ -129,8 +129,10 @@ class Collection(nn.Module):
         return {name: handle.stats() for name, handle in self.tables().items()}
 
     def stage(self, features: Any) -> Staging | None:
-        """Begin to bring the rows of a batch to the top tier, ahead of its lookup: what `shoal.prefetch` does. A batch on
-        the host comes to the tables' device, in place."""
+        """Begin to bring the rows of a batch to the top tier, ahead of its lookup: what `shoal.prefetch` does.
+
+        A batch on the host comes to the tables' device, in place.
+        """
         features = features_of(type(self).__name__, features)
         if self.device.type == "cuda" and features.values().device.type == "cpu":
             return MovingBatch(features, self.device)

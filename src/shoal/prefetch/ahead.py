@@ -1,9 +1,9 @@
 """A loader whose batches find their rows in the top tier.
 
 One thread takes batches from the loader, up to `depth` ahead of the loop, and finds which rows are not in the top tier;
-another reads these; a third puts them there. Each goes on to the next batch meanwhile. They place, and nothing else: with and without them a run is the same, bit for
-bit. A batch that could not be placed, for want of room or because a disk failed, is handed on all the same: its lookup
-brings the rows itself, or says what is wrong.
+another reads these; a third puts them there. Each goes on to the next batch meanwhile. They place, and nothing else:
+with and without them a run is the same, bit for bit. A batch that could not be placed, for want of room or because a
+disk failed, is handed on all the same: its lookup brings the rows itself, or says what is wrong.
 """
 
 import threading

@@ -35,8 +35,8 @@ def _units(size: int) -> int:
 class Layout:
     """What a row is made of.
 
-    whole: a row's tail lies behind its weights, not behind the weights of all rows. Lookups, which read weights alone, are
-    then a little slower; a row that crosses the bus is one access to the host's memory, and these are what it costs.
+    whole: a row's tail lies behind its weights, not behind the weights of all rows. Lookups, which read weights alone,
+    are then a little slower; a row that crosses the bus is one access to the host's memory, and these are the cost.
     """
 
     dim: int

@@ -18,8 +18,8 @@ from shoal.storage.hbm import DIRTY_FLAG, HbmStorage, Layout
 
 # What a lookup of tables with tiers wants of its caller beside FINDING: a list of the items that are not above, and
 # beside it whose they are, where their slots below are written and where an item won an entry above; and a list of the
-# slots that were won, where the rows are below, and whose they are. `counts` has two more, at its end: how long the lists are. Keys stamped with
-# `pinned_from` or more are in use. `sweepers`: programs that go over all that is above.
+# slots that were won, where the rows are below, and whose they are. `counts` has two more, at its end: how long the
+# lists are. Keys stamped with `pinned_from` or more are in use. `sweepers`: programs that go over all that is above.
 TIERING = ("asked", "asked_of", "home_at", "won_above", "seated", "seated_from", "seated_of", "pinned_from", "sweepers")
 
 # Keys come and go in every batch, and most of those that are not there are asked for in vain: a find must end soon.
@@ -237,7 +237,8 @@ class UpperTier:
             ),
             self._walk(
                 kernels.seat,
-                (*common, v.won_above, v.seated, v.seated_from, v.seated_of, self._seated(v), v.n, v.stamp), v, BLOCK=_LIST_BLOCK,
+                (*common, v.won_above, v.seated, v.seated_from, v.seated_of, self._seated(v), v.n, v.stamp),
+                v, BLOCK=_LIST_BLOCK,
             ),
         ]  # fmt: skip
 
@@ -275,7 +276,8 @@ class UpperTier:
                 Launch(
                     kernels.exchange, (v.walkers,),
                     (
-                        *held, self.index.tables, self.tiers, v.seated, v.seated_from, v.seated_of, self._seated(v), family,
+                        *held, self.index.tables, self.tiers, v.seated, v.seated_from, v.seated_of, self._seated(v),
+                        family,
                     ),
                     {"UP": up, **shape}, {"num_warps": warps},
                 )

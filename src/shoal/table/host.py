@@ -191,8 +191,8 @@ class HostTable:
             if self._fits(more):
                 return
         raise CapacityError(
-            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} holds {len(self.index)} rows, and "
-            f"batches at work need so many of them that {more - self.spare(more)} cannot leave. Raise Dram(...) in "
+            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} holds {len(self.index)} rows, "
+            f"and batches at work need so many of them that {more - self.spare(more)} cannot leave. Raise Dram(...) in "
             f"Table(tiers=), use smaller batches, or run backwards before further forwards."
         )
 
