@@ -3,7 +3,6 @@
 Appends benchmarks/results/tiers_curve.csv and draws benchmarks/results/tiers_curve.png.
 """
 
-import argparse
 import csv
 import itertools
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import record, spill, work
-from benchmarks.measure import FULL, QUICK
+from benchmarks.measure import FULL, Effort
 from benchmarks.tiers import folder
 
 MEMORY = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
@@ -101,23 +100,19 @@ def draw() -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small tables and few rounds; saves nothing")
-    given = parser.parse_args()
-    effort = QUICK if given.quick else FULL
+def run(console: Console, effort: Effort) -> None:
+    """Measure, print, append and draw."""
     points = measure(effort.live_rows // 4, 3)
-    console = Console()
     for point in points:
         console.print(
             f"memory for {point.memory:.0%}: {point.hit_rate:.1%} hits, {point.misses:.0f} misses a step, "
             f"{point.milliseconds} ms, {point.without_prefetch} without prefetch, {point.all_in_memory} all in memory",
             highlight=False,
         )
-    if not given.quick:
-        append(points)
-        draw()
+    append(points)
+    draw()
+    console.print(f"appended {CSV} and drew {CSV.with_suffix('.png')}")
 
 
 if __name__ == "__main__":
-    main()
+    run(Console(), FULL)

@@ -141,6 +141,10 @@ def main() -> int:
 
         picture = plot.draw_suite(given.suite)
         console.print(f"appended {picture.with_suffix('.csv')} and drew {picture}")
+        if given.suite == "tiers" and given.only == "*":
+            from benchmarks import curve
+
+            curve.run(console, bench.effort)
     return 1 if refused else 0
 
 

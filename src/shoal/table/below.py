@@ -173,14 +173,16 @@ class Below:
     def erase(self, keys: Tensor) -> None:
         """Remove the rows of keys, all different."""
         with self.writing:
-            self.spoil(keys)
-            self.storage.erase(keys)
+            try:
+                self.storage.erase(keys)
+            finally:
+                self.spoil(keys)  # behind it: who was staged meanwhile may have read them
 
     def clear(self) -> None:
         """Remove every row."""
         with self.writing:
-            self._staged.clear()
             self.storage.clear()
+            self._staged.clear()
 
     def spoil(self, keys: Tensor) -> None:
         """Rows of these keys that were read ahead are no longer what the storage has."""

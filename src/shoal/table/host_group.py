@@ -110,9 +110,9 @@ class HostGroup(Group):
                 self.tables[number].fill(content)
 
     def clear(self, numbers: Sequence[int]) -> None:
-        for staging in list(self.staged.values()):
-            staging.release()
         super().clear(numbers)
+        for staging in list(self.staged.values()):  # behind it: who was staged meanwhile knows rows that are no more
+            staging.release()
 
     def check(self) -> None:
         """Nothing: what goes wrong in host memory is raised at once."""

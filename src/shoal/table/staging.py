@@ -161,6 +161,6 @@ class HostStaging:
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
         if self.group.staged.get(self.address) is self:
-            del self.group.staged[self.address]
+            self.group.staged.pop(self.address, None)
         for number, staged in self.answers.items():
             self.group.below(number).unstage(staged)
