@@ -363,3 +363,24 @@ def test_training_is_the_same_where_torch_has_no_sort_of_pairs(monkeypatch):
             bags(features).values().backward(grad)
         rows.append(bags.table("a").lookup(torch.arange(300, device="cuda")))
     assert torch.equal(*rows)
+
+
+def test_prefetch_moves_batches_of_the_host_in_place():
+    """To one collection and to two, and the run is the same as with batches that were there."""
+    tables = [Table("a", 16, optimizer=shoal.Adam())]
+
+    def loader():
+        generator = torch.Generator().manual_seed(3)
+        for _ in range(20):
+            values = torch.randint(0, 500, (400,), generator=generator)
+            yield shoal.KeyedJaggedTensor(["a"], values, lengths=torch.full((100,), 4))
+
+    plain, moved, other = (shoal.EmbeddingBagCollection(tables, device="cuda", seed=1) for _ in range(3))
+    for features in loader():
+        plain(features.to("cuda")).values().sum().backward()
+    for features in shoal.prefetch(loader(), [moved, other]):
+        assert features.values().is_cuda
+        moved(features).values().sum().backward()
+        other(features).values().sum().backward()
+    for bags in (moved, other):
+        assert all(torch.equal(value, plain.state_dict()[name]) for name, value in bags.state_dict().items())

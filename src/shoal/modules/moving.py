@@ -22,6 +22,8 @@ class MovingBatch:
     def read(self) -> None:
         """Begin to copy it, from page-locked memory: nobody waits."""
         features = self._features
+        if features.values().device == self._device:  # another collection had it moved
+            return
         features.length_per_key()  # known here, it need not be asked of the device
         features.offsets()
         stream = torch.cuda.Stream(self._device)
