@@ -1,4 +1,5 @@
-#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <unistd.h>
 
 #include <map>
 #include <mutex>
@@ -48,7 +49,10 @@ static void bind_ssd(nb::module_& m) {
              int depth) {
             std::unique_ptr<SsdStore> store;
             raise(SsdStore::open({directory, row_bytes, max_bytes, direct}, shared_io(io, depth), &store));
-            return store;
+            // A forked child has neither its threads nor a right to its files.
+            return std::shared_ptr<SsdStore>(store.release(), [maker = ::getpid()](SsdStore* made) {
+              if (::getpid() == maker) delete made;
+            });
           },
           nb::arg("directory"), nb::arg("row_bytes"), nb::arg("max_bytes"), nb::arg("direct"), nb::arg("io"),
           nb::arg("depth"))

@@ -25,12 +25,14 @@ void Victims::look_further(const Index& index, const Rows& rows, uint32_t clock,
   if (next_bucket_ >= extent) next_bucket_ = 0;
   const uint64_t end = std::min(next_bucket_ + kPortionBuckets, extent);
   std::vector<Candidate> portion;
-  index.scan(next_bucket_, end, [&](int64_t key, uint32_t slot) { portion.push_back({key, slot, 0}); });
+  index.scan(next_bucket_, end, [&](int64_t key, uint32_t slot) { portion.push_back({key, slot, 0, 0}); });
   for (size_t i = 0; i < portion.size() + kAhead; ++i) {
     if (i < portion.size()) __builtin_prefetch(&rows.flags(rows.tail(portion[i].slot)));
     if (i < kAhead) continue;
     Candidate& candidate = portion[i - kAhead];
-    candidate.age = age_of(rows.flags(rows.tail(candidate.slot)), clock);
+    const uint32_t flags = rows.flags(rows.tail(candidate.slot));
+    candidate.age = age_of(flags, clock);
+    candidate.stamp = flags >> kStampShift;
   }
   *seen += end - next_bucket_;
   next_bucket_ = end;
@@ -56,7 +58,7 @@ Victims::Chosen Victims::choose(const Index& index, const Rows& rows, uint32_t c
         if (pins.has(candidate.slot) || word & bit) continue;
         // It may have left, or have been used, since it was put there.
         if (index.find(candidate.key) != candidate.slot) continue;
-        if (!all && age_of(rows.flags(rows.tail(candidate.slot)), clock) < candidate.age) continue;
+        if (!all && rows.flags(rows.tail(candidate.slot)) >> kStampShift != candidate.stamp) continue;
         word |= bit;
         chosen.push_back(candidate);
       }

@@ -46,6 +46,7 @@ class Victims {
     int64_t key;
     uint32_t slot;
     uint32_t age;
+    uint32_t stamp;  // it had then
   };
   // Puts the oldest of the next portion, or all of it, into the empty queue; adds its buckets to `seen`.
   void look_further(const Index& index, const Rows& rows, uint32_t clock, bool all, uint64_t* seen);

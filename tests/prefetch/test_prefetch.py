@@ -1,6 +1,7 @@
 """With prefetch and without it a run is the same, bit for bit, whatever happens on the way."""
 
 import gc
+import sys
 import threading
 import time
 
@@ -11,7 +12,7 @@ from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skew
 
 import shoal
 from shoal import _native
-from shoal.errors import CapacityError, ConfigError, StorageError
+from shoal.errors import CapacityError, ConfigError, InputError, StorageError
 from shoal.storage import MemoryStorage
 
 TABLE = {"name": "t", "dim": 8, "optimizer": shoal.Adam(lr=0.1)}
@@ -272,3 +273,61 @@ def test_wrong_arguments(wrong):
     settings = {"loader": [], "bags": collection([TABLE])} | wrong
     with pytest.raises(ConfigError, match=rf"\[prefetch\] {next(iter(wrong))}: wanted"):
         shoal.prefetch(**settings)
+
+
+def test_what_the_users_function_raises_comes_to_the_loop():
+    bags = collection([TABLE])
+    with pytest.raises(KeyError, match="ids"):
+        list(shoal.prefetch([{"id": batch} for batch in batches(2)], bags, features=lambda batch: batch["ids"]))
+    with pytest.raises(InputError, match="one for each of the 1 collections; got 2"):
+        list(shoal.prefetch(batches(2), bags, features=lambda batch: (batch, "labels")))
+
+
+def test_keys_that_the_loop_changes_on_the_way_are_looked_up_as_they_are_then(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    for step, (one, two) in enumerate(zip(batches(30), shoal.prefetch(batches(30), ahead), strict=True)):
+        for batch in (one, two):
+            batch.values().numpy()[::3] += 1  # torch does not hear of it
+        outs = [plain(one), ahead(two)]
+        assert_equal_outputs(outs, step)
+        for out in outs:
+            backward(out, step)
+    assert_same_rows(plain, ahead)
+
+
+@pytest.mark.parametrize("where", ["read", "write"])
+def test_a_storage_that_wants_to_end_the_thread(where):
+    class Ending(MemoryStorage):
+        def read(self, keys):
+            return self._end("read") or super().read(keys)
+
+        def write(self, keys, rows):
+            return self._end("write") or super().write(keys, rows)
+
+        def _end(self, what):
+            if what == where and threading.current_thread() is not threading.main_thread():
+                raise SystemExit
+
+    plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), Ending])
+    wanted = train(plain, batches(30))
+    got = train(ahead, shoal.prefetch(batches(30), ahead))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+
+
+def test_a_loader_that_is_slow_when_the_loop_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["shoal.prefetch.ahead"], "_JOIN_SECONDS", 0.05)
+    ahead = spilling("ssd", tmp_path)
+
+    def slow():
+        for number, batch in enumerate(batches(6)):
+            if number > 2:
+                time.sleep(0.4)
+            yield batch
+
+    for number, _batch in enumerate(shoal.prefetch(slow(), ahead)):
+        if number == 1:
+            break
+    gc.collect()
+    time.sleep(1.0)
+    assert staged(ahead) == ({}, {}) and is_quiet()

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -335,3 +337,90 @@ def test_a_folder_has_one_owner(tmp_path):
         shoal.EmbeddingBagCollection(tables, name="one")
     held.close()
     shoal.EmbeddingBagCollection(tables, name="one")
+
+
+class Moody(MemoryStorage):
+    """A storage that fails where it is told to."""
+
+    fails = ""
+
+    def _may_fail(self, what):
+        if what == self.fails:
+            raise OSError(5, "EIO")
+
+    def read(self, keys):
+        self._may_fail("read")
+        return super().read(keys)
+
+    def write(self, keys, rows):
+        self._may_fail("write")
+        super().write(keys, rows)
+
+    def erase(self, keys):
+        count = super().erase(keys)  # it has done it, and says that it has not
+        self._may_fail("erase")
+        return count
+
+
+def moody():
+    bags = collection([{"name": "t", "dim": 6}], [shoal.Dram(SMALL), Moody])
+    return bags, bags._group.tables[0].below
+
+
+def test_an_erase_that_fails_half_way_loses_nothing_later():
+    plain = collection([{"name": "t", "dim": 6}])
+    bags, below = moody()
+    train([plain, bags], torch.Generator().manual_seed(0), 30)
+    keys = plain.table("t").keys()[::3]
+    held = bags._group.tables[0].find(keys) >= 0
+    below.storage.fails = "erase"
+    with pytest.raises(OSError, match="EIO"):
+        bags.table("t").erase(keys)
+    below.storage.fails = ""
+    assert bags.table("t").contains(keys[held]).all()  # what was in memory is still there, and now all there is
+    assert len(bags.table("t")) == len(bags.table("t").keys())
+    for module in (plain, bags):
+        module.table("t").erase(keys)
+    train([plain, bags], torch.Generator().manual_seed(1), 30)
+    assert_same_rows(plain, bags)
+
+
+def test_eval_lookups_that_fail_leave_nothing_behind():
+    bags, below = moody()
+    train([bags], torch.Generator().manual_seed(0), 30)
+    below.storage.fails = "read"
+    for _ in range(3):
+        with pytest.raises(OSError, match="EIO"), torch.no_grad():
+            bags.eval()(kjt({"t": [list(range(100))]}))
+    assert not below._staged
+
+
+def test_a_load_that_fails_leaves_an_empty_table_and_says_so():
+    plain = collection([{"name": "t", "dim": 6}])
+    bags, below = moody()
+    train([plain, bags], torch.Generator().manual_seed(0), 40)
+    below.storage.fails = "write"
+    with pytest.raises(OSError, match="EIO") as raised:
+        bags.load_state_dict(plain.state_dict())
+    assert "is empty now. Load it again" in raised.value.__notes__[0]
+    below.storage.fails = ""
+    assert len(bags.table("t")) == len(bags.table("t").keys()) == 0
+    bags.load_state_dict(plain.state_dict())
+    assert_same_rows(plain, bags)
+
+
+def test_a_forked_child_leaves_the_files_alone(tmp_path):
+    program = f"""
+import os, sys, torch, shoal
+tiers = [shoal.Dram("1MiB"), shoal.Ssd({str(tmp_path)!r}, "16MiB")]
+bags = shoal.EmbeddingBagCollection([shoal.Table("t", 4, tiers=tiers)])
+bags.table("t").assign(torch.arange(30000), torch.randn(30000, 4))
+wanted = bags.table("t").lookup(torch.arange(30000))
+child = os.fork()
+if not child:
+    del bags
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(bags.table("t").lookup(torch.arange(30000)), wanted)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)

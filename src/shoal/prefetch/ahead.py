@@ -6,13 +6,15 @@ with and without them a run is the same, bit for bit. A batch that could not be 
 disk failed, is handed on all the same: its lookup brings the rows itself, or says what is wrong.
 """
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, InputError, ShoalError
 
 BatchT = TypeVar("BatchT")
 
@@ -68,6 +70,16 @@ class _Together:
             part.release()
 
 
+_running: "weakref.WeakSet[_Run[Any]]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads that come back from the core when the interpreter is going would end the process."""
+    for run in list(_running):
+        run.close()
+
+
 class _Run(Generic[BatchT]):
     """One pass over the loader."""
 
@@ -90,6 +102,7 @@ class _Run(Generic[BatchT]):
             ("read", lambda: self._pass_on(self._found, self._read, lambda placed: placed.read())),
             ("place", lambda: self._pass_on(self._read, self._ready, self._place)),
         )
+        _running.add(self)
         self._threads = [
             threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True) for name, work in works
         ]
@@ -122,12 +135,15 @@ class _Run(Generic[BatchT]):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
-        self._let_go()
-        for _batch, placed in (*self._found, *self._read, *self._ready):
-            if placed is not None:
-                placed.release()
+        try:
+            for thread in self._threads:
+                if thread is not threading.current_thread():  # who collects garbage may be any of them
+                    thread.join(_JOIN_SECONDS)
+        finally:
+            self._let_go()
+            for _batch, placed in (*self._found, *self._read, *self._ready):
+                if placed is not None:
+                    placed.release()
 
     def _let_go(self) -> None:
         if self._in_use is not None:
@@ -143,10 +159,7 @@ class _Run(Generic[BatchT]):
                     batch = next(self._batches)
                 except StopIteration:
                     break
-                placed = None
-                with suppress(Exception):  # the lookup will meet it too
-                    placed = self._stage(batch)
-                self._put(self._found, batch, placed)
+                self._put(self._found, batch, self._stage(batch))
         except BaseException as error:
             self._error = error
         finally:
@@ -160,8 +173,12 @@ class _Run(Generic[BatchT]):
 
     def _put(self, where: deque[tuple[BatchT, Placed | None]], batch: BatchT, placed: Placed | None) -> None:
         with self._changed:
-            where.append((batch, placed))
-            self._changed.notify_all()
+            if not self._is_closed:
+                where.append((batch, placed))
+                self._changed.notify_all()
+                return
+        if placed is not None:  # nobody will look
+            placed.release()
 
     def _end(self, where: deque[tuple[BatchT, Placed | None]]) -> None:
         with self._changed:
@@ -184,7 +201,7 @@ class _Run(Generic[BatchT]):
             try:
                 if placed is not None:
                     work(placed)
-            except Exception:
+            except BaseException:
                 # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
                 if placed is not None:
                     placed.release()
@@ -232,15 +249,17 @@ class Prefetch(Generic[BatchT]):
 
     def _stage(self, batch: BatchT) -> Placed | None:
         found = batch if self._features is None else self._features(batch)
-        each = found if isinstance(found, (list, tuple)) else [found] * len(self._bags)
+        each = list(found) if isinstance(found, (list, tuple)) else [found] * len(self._bags)
+        if len(each) != len(self._bags):
+            raise InputError(
+                f"[prefetch] features: wanted a KeyedJaggedTensor, or a list with one for each of the {len(self._bags)} "
+                f"collections; got {len(each)}."
+            )
         parts: list[Placed] = []
-        try:
-            for bags, features in zip(self._bags, each, strict=True):
+        for bags, features in zip(self._bags, each, strict=True):
+            with suppress(ShoalError):  # the lookup will meet it too, and say so where it can be mended
                 if (part := bags.stage(features)) is not None:
                     parts.append(part)
-        except BaseException:
-            _Together(parts).release()
-            raise
         return _Together(parts) if parts else None
 
 

@@ -107,6 +107,7 @@ class Below:
         # Rows that were read ahead, and whoever waits for a write to be done before it may erase.
         self._staged: dict[int, Staged] = {}
         self.writing = threading.Lock()
+        self._counting = threading.Lock()
         self._budget = tier.bytes if isinstance(tier, Ssd) else None
         self._asked = self._found = self._written = 0
         self._read_seconds = self._write_seconds = 0.0
@@ -132,9 +133,11 @@ class Below:
         return answers
 
     def _count(self, found: Tensor, seconds: float) -> None:
-        self._read_seconds += seconds
-        self._asked += len(found)
-        self._found += int(found.sum())
+        has = int(found.sum())
+        with self._counting:
+            self._read_seconds += seconds
+            self._asked += len(found)
+            self._found += has
 
     def read_known(self, keys: Tensor, staged: Staged | None) -> tuple[Tensor, Tensor]:
         """The same, where some were read ahead."""

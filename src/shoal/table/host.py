@@ -1,7 +1,7 @@
 """One table in host memory: an index, a storage, an optimizer's settings and what happened so far."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,9 +217,9 @@ class HostTable:
             return None
         piece = max(_WRITE_BYTES // self.storage.packed_bytes, 1)
         packed = [self.storage.pack(some) for some in slots[:dirty].split(piece)] if dirty else []
-        self.storage.set_dirty(slots[:dirty], False)
         leaving = Leaving(keys, slots, dirty, packed, forced)
-        self._leaving.append(leaving)
+        self._leaving.append(leaving)  # before they count as clean: from here on they stay until they are written
+        self.storage.set_dirty(slots[:dirty], False)
         return leaving
 
     def write_leaving(self, leaving: Leaving) -> None:
@@ -238,9 +238,8 @@ class HostTable:
         if leaving not in self._leaving:  # all rows were replaced meanwhile
             return
         self._leaving.remove(leaving)
-        slots = leaving.slots[: leaving.dirty]
-        still = self.index.find(leaving.keys[: leaving.dirty]) == slots
-        self.storage.set_dirty(slots[still], True)
+        slots = self.index.find(leaving.keys[: leaving.dirty])  # they may have been moved meanwhile
+        self.storage.set_dirty(slots[slots != NO_SLOT], True)
 
     def end_leaving(self, leaving: Leaving) -> None:
         """What was chosen leaves memory, if nobody needed or changed it since."""
@@ -352,7 +351,15 @@ class HostTable:
         if self.below is not None:
             keys = torch.unique(keys)
             erased = int(self.contains(keys).sum())
-            self.below.erase(keys)
+            # Should it fail half way, what is in memory is all that there is of some.
+            slots = self.index.find(keys)
+            self.storage.set_dirty(slots[slots != NO_SLOT], True)
+            try:
+                self.below.erase(keys)
+            except BaseException:
+                with suppress(Exception):
+                    self._rows -= erased - int(self.contains(keys).sum())
+                raise
         with alone_in(self.indexes):
             slots = self.index.erase(keys)
         erased = len(slots) if erased is None else erased

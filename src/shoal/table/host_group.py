@@ -1,5 +1,6 @@
 """A group whose rows are in host memory: all tables of a collection, whatever their layout."""
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
 from shoal.storage import Storage
-from shoal.table.arrivals import arriving
+from shoal.table.arrivals import alone_in, arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
 from shoal.table.group import Group, is_refused_memory
@@ -61,9 +62,10 @@ def _pin(group: "weakref.ref[HostGroup]", number: int, pins: _native.Pins, stage
         held._pin(number, pins, staged)
 
 
-def _close(storages: Sequence[Storage]) -> None:
-    for storage in storages:
-        storage.close()
+def _close(storages: Sequence[Storage], process: int) -> None:
+    if os.getpid() == process:  # a forked child has no part in them
+        for storage in storages:
+            storage.close()
 
 
 class HostGroup(Group):
@@ -85,7 +87,7 @@ class HostGroup(Group):
             table.pin = partial(_pin, weakref.ref(self), number)
             table.indexes = self.indexes
         storages = [table.below.storage for table in self.tables if table.below is not None]
-        weakref.finalize(self, _close, storages)
+        weakref.finalize(self, _close, storages, os.getpid())
 
     def _touch(self, batch: Batch) -> None:
         for part in batch.plan.parts:
@@ -104,13 +106,30 @@ class HostGroup(Group):
         self.clear(list(contents))
         for number, table in made.items():
             self.tables[number].take_over(table)
+        self._forget_plans()
         # These have one place for their rows, and no room for two sets of them.
         for number, content in contents.items():
             if number not in made:
-                self.tables[number].fill(content)
+                self._fill(self.tables[number], content)
+
+    @staticmethod
+    def _fill(table: HostTable, content: TableContent) -> None:
+        try:
+            table.fill(content)
+        except BaseException as error:
+            table.clear()
+            error.add_note(f"[table {table.config.name!r}] it was being loaded, and is empty now. Load it again.")
+            raise
+
+    def _forget_plans(self) -> None:
+        """They know where rows were. Staging may have made one just now."""
+        with alone_in(self.indexes):
+            self._plans.clear()
+            self._newest_plan = None
 
     def clear(self, numbers: Sequence[int]) -> None:
         super().clear(numbers)
+        self._forget_plans()
         for staging in list(self.staged.values()):  # behind it: who was staged meanwhile knows rows that are no more
             staging.release()
 
@@ -207,7 +226,7 @@ class HostGroup(Group):
                     if lacking:
                         missing = self._missing(batch, lacking)
                         if not alone:
-                            asked = self._ask(missing)
+                            self._ask(missing, asked)
                             if any(staged.found for staged in asked.values()):
                                 # Rows are to come into memory, which those who read beside each other may not do.
                                 alone = True
@@ -279,13 +298,11 @@ class HostGroup(Group):
         births = [keys.count_after(at, len(bearing.get(number, []))) for at, number in enumerate(numbers)]
         return Missing(keys, numbers, births)
 
-    def _ask(self, missing: "Missing") -> dict[int, Staged]:
-        """What is below of the keys that are missing."""
-        asked = {}
+    def _ask(self, missing: "Missing", asked: dict[int, Staged]) -> None:
+        """What is below of the keys that are missing, into `asked`: who gave it lets it go."""
         for at, number in enumerate(missing.tables):
             staged = asked[number] = self.below(number).stage(missing.keys.keys(at), ahead=False)
             staged.set(*self.below(number).read(staged.keys))
-        return asked
 
     def _complete(self, batch: Batch, missing: "Missing", answers: Mapping[int, Staged], alone: bool) -> None:
         """Rows for keys that were not in memory, then what waited for them. All of it, or nothing changes."""

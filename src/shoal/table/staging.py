@@ -7,6 +7,7 @@ leave; births, scores and counts are the lookup's. What is staged and then not l
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from shoal.ops.pool import bags_of
@@ -38,7 +39,7 @@ class HostStaging:
         self.answers: dict[int, Staged] = {}
         # Kept: no other batch may have their place.
         self._values, self._offsets = values, offsets
-        self._versions = values._version, offsets._version
+        self._keys = values.clone()  # a loop may change them on the way
         group._in_own_process()
         group.indexes.lock_shared()
         try:
@@ -67,10 +68,9 @@ class HostStaging:
         may have one by now."""
         return (
             plan is self.plan
-            and values is self._values
-            and offsets.data_ptr() == self._offsets.data_ptr()
-            and (values._version, offsets._version) == self._versions
             and self._epochs_now() == self._epochs
+            and offsets.shape == self._offsets.shape
+            and torch.equal(values, self._keys)
         )
 
     def read(self) -> None:
@@ -125,13 +125,19 @@ class HostStaging:
         self.bags.fill(self._missing, at, self.group.tables[number].find(self._missing.keys(at)))
 
     def _begin_leaving(self, numbers: Sequence[int]) -> dict[int, Leaving]:
-        leaving = {}
-        for number in numbers:
-            self._hold(number)  # what others brought meanwhile stays
-            table, wanted = self.group.tables[number], len(self.answers[number].keys)
-            if chosen := table.begin_leaving(wanted - table.spare(wanted)):
-                leaving[number] = chosen
-                self.group.below(number).writing.acquire()
+        leaving: dict[int, Leaving] = {}
+        try:
+            for number in numbers:
+                self._hold(number)  # what others brought meanwhile stays
+                table, wanted = self.group.tables[number], len(self.answers[number].keys)
+                if chosen := table.begin_leaving(wanted - table.spare(wanted)):
+                    self.group.below(number).writing.acquire()
+                    leaving[number] = chosen
+        except BaseException:
+            for number, chosen in leaving.items():
+                self.group.below(number).writing.release()
+                self.group.tables[number].stay(chosen)
+            raise
         return leaving
 
     def _let_leave(self, leaving: dict[int, Leaving]) -> None:
