@@ -252,8 +252,8 @@ class Prefetch(Generic[BatchT]):
         each = list(found) if isinstance(found, (list, tuple)) else [found] * len(self._bags)
         if len(each) != len(self._bags):
             raise InputError(
-                f"[prefetch] features: wanted a KeyedJaggedTensor, or a list with one for each of the {len(self._bags)} "
-                f"collections; got {len(each)}."
+                f"[prefetch] features: wanted a KeyedJaggedTensor, or a list with one for each of the "
+                f"{len(self._bags)} collections; got {len(each)}."
             )
         parts: list[Placed] = []
         for bags, features in zip(self._bags, each, strict=True):
