@@ -391,7 +391,7 @@ class HostTable:
 
         Only between leases: a lease holds slots.
         """
-        if not self._may_compact:
+        if not self._may_compact or self._leaving:  # what is being written must be where it was
             return
         budget = _BUCKETS_PER_ERASE * work + _LEAST_BUCKETS
         with alone_in(self.indexes):
