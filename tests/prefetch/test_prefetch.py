@@ -331,3 +331,24 @@ def test_a_loader_that_is_slow_when_the_loop_is_left(tmp_path, monkeypatch):
     gc.collect()
     time.sleep(1.0)
     assert staged(ahead) == ({}, {}) and is_quiet()
+
+
+def test_batches_that_share_their_values_and_not_their_bags(tmp_path):
+    plain, ahead = (
+        collection([TABLE, {"name": "u", "dim": 4}], tiers)
+        for tiers in (None, [shoal.Dram("64KiB"), below("ssd", tmp_path)])
+    )
+    values = torch.arange(12)
+    one, two = (
+        shoal.KeyedJaggedTensor(["t", "u"], values, lengths=torch.tensor(lengths))
+        for lengths in ([4, 4, 2, 2], [2, 2, 4, 4])
+    )
+    for _ in range(2):
+        staging = ahead.stage(one)
+        staging.read()
+        staging.place(lambda: False)
+        outs = [plain(two), ahead(two)]
+        assert_equal_outputs(outs)
+        for out in outs:
+            backward(out, 0)
+    assert_same_rows(plain, ahead)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from shoal.errors import ConfigError, InputError, ShoalError
+from shoal.table import Staging
 
 BatchT = TypeVar("BatchT")
 
@@ -24,33 +25,17 @@ _LOOK_SECONDS = 0.02
 _JOIN_SECONDS = 10.0
 
 
-class Placed(Protocol):
-    """What a collection answers to `stage`."""
-
-    def read(self) -> None:
-        """Read the rows."""
-
-    def place(self, may_wait: Callable[[], bool]) -> None:
-        """Put them in the top tier."""
-
-    def arrive(self) -> None:
-        """Hear that the loop has the batch."""
-
-    def release(self) -> None:
-        """Let them go down again."""
-
-
 class Stages(Protocol):
     """What is asked of a collection."""
 
-    def stage(self, features: Any) -> Placed | None:
+    def stage(self, features: Any) -> Staging | None:
         """Begin to bring a batch's rows up."""
 
 
 class _Together:
     """One batch on its way to several collections."""
 
-    def __init__(self, parts: Sequence[Placed]) -> None:
+    def __init__(self, parts: Sequence[Staging]) -> None:
         self._parts = parts
 
     def read(self) -> None:
@@ -83,18 +68,18 @@ def _close_all() -> None:
 class _Run(Generic[BatchT]):
     """One pass over the loader."""
 
-    def __init__(self, batches: Iterator[BatchT], stage: Callable[[BatchT], Placed | None], depth: int) -> None:
+    def __init__(self, batches: Iterator[BatchT], stage: Callable[[BatchT], Staging | None], depth: int) -> None:
         self._batches = batches
         self._stage = stage
         self._depth = depth
         # What is found, read and ready: each thread takes from the one before.
-        self._found: deque[tuple[BatchT, Placed | None]] = deque()
-        self._read: deque[tuple[BatchT, Placed | None]] = deque()
-        self._ready: deque[tuple[BatchT, Placed | None]] = deque()
+        self._found: deque[tuple[BatchT, Staging | None]] = deque()
+        self._read: deque[tuple[BatchT, Staging | None]] = deque()
+        self._ready: deque[tuple[BatchT, Staging | None]] = deque()
         self._ended: set[int] = set()  # of these lists those that nothing comes to any more
         self._ahead = 0  # batches that were taken from the loader, and not by the loop
         self._changed = threading.Condition()
-        self._in_use: Placed | None = None
+        self._in_use: Staging | None = None
         self._is_awaited = self._is_closed = False
         self._error: BaseException | None = None
         works = (
@@ -171,7 +156,7 @@ class _Run(Generic[BatchT]):
             self._ahead += 1
             return not self._is_closed
 
-    def _put(self, where: deque[tuple[BatchT, Placed | None]], batch: BatchT, placed: Placed | None) -> None:
+    def _put(self, where: deque[tuple[BatchT, Staging | None]], batch: BatchT, placed: Staging | None) -> None:
         with self._changed:
             if not self._is_closed:
                 where.append((batch, placed))
@@ -180,16 +165,16 @@ class _Run(Generic[BatchT]):
         if placed is not None:  # nobody will look
             placed.release()
 
-    def _end(self, where: deque[tuple[BatchT, Placed | None]]) -> None:
+    def _end(self, where: deque[tuple[BatchT, Staging | None]]) -> None:
         with self._changed:
             self._ended.add(id(where))
             self._changed.notify_all()
 
     def _pass_on(
         self,
-        source: deque[tuple[BatchT, Placed | None]],
-        to: deque[tuple[BatchT, Placed | None]],
-        work: Callable[[Placed], None],
+        source: deque[tuple[BatchT, Staging | None]],
+        to: deque[tuple[BatchT, Staging | None]],
+        work: Callable[[Staging], None],
     ) -> None:
         """Do something with what comes to one list, and put it into the next."""
         while True:
@@ -209,7 +194,7 @@ class _Run(Generic[BatchT]):
             self._put(to, batch, placed)
         self._end(to)
 
-    def _place(self, placed: Placed) -> None:
+    def _place(self, placed: Staging) -> None:
         placed.place(self._may_wait)
 
     def _may_wait(self) -> bool:
@@ -247,7 +232,7 @@ class Prefetch(Generic[BatchT]):
         finally:
             run.close()
 
-    def _stage(self, batch: BatchT) -> Placed | None:
+    def _stage(self, batch: BatchT) -> Staging | None:
         found = batch if self._features is None else self._features(batch)
         each = list(found) if isinstance(found, (list, tuple)) else [found] * len(self._bags)
         if len(each) != len(self._bags):
@@ -255,7 +240,7 @@ class Prefetch(Generic[BatchT]):
                 f"[prefetch] features: wanted a KeyedJaggedTensor, or a list with one for each of the "
                 f"{len(self._bags)} collections; got {len(each)}."
             )
-        parts: list[Placed] = []
+        parts: list[Staging] = []
         for bags, features in zip(self._bags, each, strict=True):
             with suppress(ShoalError):  # the lookup will meet it too, and say so where it can be mended
                 if (part := bags.stage(features)) is not None:

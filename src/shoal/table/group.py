@@ -274,6 +274,10 @@ class Group(ABC):
         self._leases.clear()
         for number in numbers:
             self.tables[number].clear()
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """They know where rows were."""
         self._plans.clear()
         self._newest_plan = None
 

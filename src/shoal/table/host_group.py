@@ -122,14 +122,11 @@ class HostGroup(Group):
             raise
 
     def _forget_plans(self) -> None:
-        """They know where rows were. Staging may have made one just now."""
-        with alone_in(self.indexes):
-            self._plans.clear()
-            self._newest_plan = None
+        with alone_in(self.indexes):  # staging makes plans too
+            super()._forget_plans()
 
     def clear(self, numbers: Sequence[int]) -> None:
         super().clear(numbers)
-        self._forget_plans()
         for staging in list(self.staged.values()):  # behind it: who was staged meanwhile knows rows that are no more
             staging.release()
 

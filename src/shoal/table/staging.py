@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 # The pool's threads are the loop's.
 _THREADS = 1
-# Rows that are worth several threads: fewer come sooner than these take turns.
-_MANY = 2048
 
 
 def address_of(values: Tensor) -> tuple[int, int]:
     """What tells a batch from others for as long as somebody keeps its values."""
     return values.data_ptr(), values.numel()
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 class HostStaging:
@@ -37,9 +39,8 @@ class HostStaging:
         self.group = group
         self.address = address_of(values)
         self.answers: dict[int, Staged] = {}
-        # Kept: no other batch may have their place.
-        self._values, self._offsets = values, offsets
-        self._keys = values.clone()  # a loop may change them on the way
+        self._values = values  # kept: no other batch may have its place
+        self._as_found = values.clone(), offsets.clone()  # a loop may change them on the way
         group._in_own_process()
         group.indexes.lock_shared()
         try:
@@ -69,29 +70,16 @@ class HostStaging:
         return (
             plan is self.plan
             and self._epochs_now() == self._epochs
-            and offsets.shape == self._offsets.shape
-            and torch.equal(values, self._keys)
+            and all(map(_is_same, (values, offsets), self._as_found))
         )
 
     def read(self) -> None:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
-
-        def of_table(number: int) -> None:
-            staged = self.answers[number]
-            staged.set(*self.group.below(number).read(staged.keys))
-
-        numbers = list(self.answers)
-        belows = [self.group.below(number) for number in numbers]
-        together = Below.read_together(belows, [self.answers[number].keys for number in numbers])
-        if together is not None:
-            for number, answer in zip(numbers, together, strict=True):
-                self.answers[number].set(*answer)
-        elif len(self.answers) < 2 or sum(len(staged.keys) for staged in self.answers.values()) < _MANY:
-            for number in self.answers:
-                of_table(number)
-        else:
-            for _done in self.group.readers.map(of_table, self.answers):
-                pass
+        belows = [self.group.below(number) for number in self.answers]
+        keys = [staged.keys for staged in self.answers.values()]
+        answers = Below.read_together(belows, keys) or self.group.readers.map(Below.read, belows, keys)
+        for staged, answer in zip(self.answers.values(), answers, strict=True):
+            staged.set(*answer)
 
     def place(self, may_wait: Callable[[], bool]) -> None:
         """Put what was read in memory. `may_wait`, asked where other batches hold all of it, waits for a while and says
