@@ -1,7 +1,6 @@
 """The one plotter: a suite's CSV in, its PNG out. python -m benchmarks.plot cpu"""
 
 import argparse
-import importlib
 import math
 import pathlib
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from benchmarks import registry
 from benchmarks.measure import OURS
 from benchmarks.record import RESULTS, Row, newest, read
 
@@ -100,7 +100,7 @@ def _limits(panel: Axes, rows: Sequence[Row]) -> None:
 
 def draw_suite(suite: str) -> pathlib.Path:
     """The last run of every case that there still is; returns where the picture is."""
-    cases = {case.name for case in importlib.import_module(f"benchmarks.{suite}").registry.select()}
+    cases = {case.name for case in registry.suite(suite).select()}
     path = RESULTS / f"{suite}.png"
     draw([row for row in newest(read(RESULTS / f"{suite}.csv")) if row.case in cases], path)
     return path

@@ -1,6 +1,7 @@
 """Which cases exist. A case is a function that returns a Result; registering it says what it compares and must keep."""
 
 import fnmatch
+import importlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -78,3 +79,15 @@ class Registry:
         for position, one in enumerate(cases):
             first.setdefault(one.stage, position)
         return sorted(cases, key=lambda c: first[c.stage])
+
+
+# The modules that have a suite's cases.
+SUITES = {"cpu": ("cpu",), "gpu": ("gpu", "gpu_tiers"), "tiers": ("tiers", "spill")}
+
+
+def suite(name: str) -> Registry:
+    """All cases of a suite. Imports what they need, peers included."""
+    cases = Registry()
+    for module in SUITES[name]:
+        cases.add(importlib.import_module(f"benchmarks.{module}").registry)
+    return cases

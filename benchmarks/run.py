@@ -1,7 +1,6 @@
 """Run a suite: `python -m benchmarks.run cpu|gpu|tiers [--only PATTERN] [--quick] [--no-save]`."""
 
 import argparse
-import importlib
 import os
 import sys
 import warnings
@@ -14,7 +13,7 @@ from rich.table import Table
 from benchmarks import record
 from benchmarks.check import Mismatch
 from benchmarks.measure import FULL, OURS, QUICK, Bench, QuietGate, Result
-from benchmarks.registry import Case
+from benchmarks.registry import SUITES, Case, suite
 
 THREADS = 2  # what the limits are for
 
@@ -102,7 +101,7 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["cpu", "gpu", "tiers"])
+    parser.add_argument("suite", choices=SUITES)
     parser.add_argument(
         "--only", metavar="PATTERN", default="*", help="cases whose name contains this or matches it as a glob"
     )
@@ -117,9 +116,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the cases and what they compare")
     given = parser.parse_args()
 
-    registry = importlib.import_module(f"benchmarks.{given.suite}").registry
-    if given.suite == "tiers":
-        registry.add(importlib.import_module("benchmarks.spill").registry)
+    registry = suite(given.suite)
     console = Console(width=None if sys.stdout.isatty() else 150)
     cases = registry.select(given.only)
     if not cases:

@@ -1,0 +1,150 @@
+"""GPU cases where most rows are in host memory, below the device's."""
+
+from dataclasses import dataclass
+
+import torch
+
+import shoal
+from benchmarks.gpu import (
+    A_DIM,
+    A_KEYS,
+    DEVICE,
+    OPTIMIZERS,
+    TABLES,
+    WARMING,
+    Batch,
+    Ours,
+    contender,
+    power_law,
+    timed,
+)
+from benchmarks.measure import OURS, Bench, Result
+from benchmarks.registry import Limit, Registry
+from shoal.index.device import MOST_LOAD, DeviceIndex
+from shoal.storage.hbm import Layout
+from shoal.table.device_tiers import UPPER_LOAD
+
+registry = Registry()
+
+
+@dataclass(frozen=True)
+class TierWork:
+    """Rows of a table in host memory, rows that fit device memory, ids of a batch, and pools of keys to draw from."""
+
+    rows: int
+    above: int
+    keys: int
+    pools: dict[str, int]
+
+    def part(self, divisor: int) -> "TierWork":
+        pools = {name: pool // divisor for name, pool in self.pools.items()}
+        return TierWork(self.rows // divisor, self.above // divisor, self.keys // divisor, pools)
+
+
+_WHOLE = TierWork(3_355_443, 335_544, A_KEYS, {"fit": 330_000, "spill": 460_000})
+TIER_WORK = {"": _WHOLE, ", 1/16": _WHOLE.part(16)}
+TIER_STEPS, TIER_PRIMING = 20, 100
+# What a case must keep to: a ratio to our own step with all rows in device memory, or milliseconds.
+TIER_LIMITS = {
+    ("train", "fit"): {"all in Hbm": Limit(1.3)},
+    ("train", "spill"): {"4 ms": Limit(1.0)},
+    ("eval", "fit"): {"0.45 ms": Limit(1.0)},
+    ("eval", "spill"): {},
+}
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """The same tables with most rows below and with all rows in device memory, and the batches of each pool."""
+
+    two: Ours
+    one: Ours
+    row_bytes: int
+    batches: dict[str, list[Batch]]
+
+    def moved(self) -> int:
+        """Rows that came up or were written down so far, whichever are more."""
+        stats = [self.two.bags.table(name).stats().tiers[0] for name in self.two.names]
+        return max(sum(one.promotions for one in stats), sum(one.demotions for one in stats))
+
+
+def tier_batches(work: TierWork, pool: int, many: int) -> list[Batch]:
+    """Every key of the pool once, then keys drawn from it, never the same batch again: it would be in device memory."""
+    stride, n = work.rows // pool, TABLES * work.keys
+    gradient = torch.randn(n, A_DIM, device=DEVICE)
+    offsets, lengths = torch.arange(n + 1, device=DEVICE), torch.ones(n, dtype=torch.int64, device=DEVICE)
+    passes = -(-pool // work.keys)
+    keys = [
+        (torch.arange(first, first + work.keys, device=DEVICE) % pool * stride).repeat(TABLES)
+        for first in range(0, passes * work.keys, work.keys)
+    ]
+    keys += [torch.cat([power_law(work.keys, pool) * stride for _ in range(TABLES)]) for _ in range(many)]
+    counts, grads = (work.keys,) * TABLES, list(gradient.split(work.keys))
+    return [Batch(values, lengths, offsets, counts, gradient, grads) for values in keys]
+
+
+def _tiers(bench: Bench, size: str) -> Tiers:
+    work, adam = TIER_WORK[size], OPTIMIZERS["adam"][0]
+    config = shoal.Table("t", A_DIM, optimizer=adam)
+    row_bytes = Layout(config.dim, config.dtype, config.columns, whole=True).row_bytes
+
+    def bytes_of(rows: int, each: int, load: float) -> int:
+        return rows * each + DeviceIndex.bytes_for(rows, load)
+
+    def build() -> Tiers:
+        tiers = [
+            shoal.Hbm(bytes_of(work.above, row_bytes + 8, UPPER_LOAD)),
+            shoal.Dram(bytes_of(work.rows, row_bytes, MOST_LOAD)),
+        ]
+        one = Ours(TABLES, work.rows, A_DIM, adam, "none")
+        two = Ours(TABLES, work.rows, A_DIM, adam, "none", tiers)
+        many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds
+        made = Tiers(two, one, row_bytes, {name: tier_batches(work, pool, many) for name, pool in work.pools.items()})
+        two.bags.check()
+        return made
+
+    return bench.keep(f"tiers{size}", build)
+
+
+def bus_speed() -> float:
+    """Bytes a millisecond from pinned memory to the device, by a copy."""
+    n = 1 << 28
+    host, device = torch.empty(n, dtype=torch.uint8, pin_memory=True), torch.empty(n, dtype=torch.uint8, device=DEVICE)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    device.copy_(host, non_blocking=True)
+    begin.record()
+    for _ in range(4):
+        device.copy_(host, non_blocking=True)
+    end.record()
+    end.synchronize()
+    return 4 * n / begin.elapsed_time(end)
+
+
+@registry.case(
+    "tiers {what}, {draw}{size}",
+    compares="{what} of sequences where most rows are in host memory, to all of them in device memory; and the time in "
+    "which a copy would move the rows that move",
+    limits=lambda size, draw, what: {} if size else TIER_LIMITS[what, draw],
+    stage="tiers{size}",
+    size=tuple(TIER_WORK),
+    draw=("fit", "spill"),
+    what=("train", "eval"),
+)
+def tiers(bench: Bench, size: str, draw: str, what: str) -> Result:
+    held = _tiers(bench, size)
+    batches, work = held.batches[draw], TIER_WORK[size]
+    first = -(-work.pools[draw] // work.keys) + TIER_PRIMING
+    for batch in batches[:first]:
+        held.two.step(batch)
+    before = held.moved()
+    drawn = batches[first:]
+    ours, theirs = (held.two.step, held.one.step) if what == "train" else (held.two.eval, held.one.eval)
+    result = timed(bench, [contender(OURS, ours, drawn), contender("all in Hbm", theirs, drawn)], TIER_STEPS)
+    held.two.bags.check()
+    speed, rounds = bus_speed(), bench.effort.rounds
+    rows = (held.moved() - before) / (WARMING + TIER_STEPS * rounds)
+    bench.tell(f"{rows:.0f} rows of {held.row_bytes} bytes a step, {speed / 1e6:.1f} GB/s")
+    most = {name: float(name.split()[0]) for name in TIER_LIMITS[what, draw] if name.endswith("ms")}
+    bus = {"the bus alone": rows * held.row_bytes / speed} if rows else {}
+    bounds = {**bus, **most}
+    return Result(result.unit, {**result.rounds, **{name: [value] * rounds for name, value in bounds.items()}})
