@@ -1,5 +1,6 @@
 """GPU cases where most rows are in host memory, below the device's."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from benchmarks.gpu import (
     power_law,
     timed,
 )
-from benchmarks.measure import OURS, Bench, Result
+from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
 from shoal.index.device import MOST_LOAD, DeviceIndex
 from shoal.storage.hbm import Layout
@@ -51,6 +52,7 @@ TIER_LIMITS = {
     ("eval", "fit"): {"0.45 ms": Limit(1.0)},
     ("eval", "spill"): {},
 }
+AHEAD_LIMITS = {"fit": {}, "spill": {"2.5 ms": Limit(1.0)}}
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _tiers(bench: Bench, size: str) -> Tiers:
         ]
         one = Ours(TABLES, work.rows, A_DIM, adam, "none")
         two = Ours(TABLES, work.rows, A_DIM, adam, "none", tiers)
-        many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds
+        many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds + 2  # which prefetch takes ahead
         made = Tiers(two, one, row_bytes, {name: tier_batches(work, pool, many) for name, pool in work.pools.items()})
         two.bags.check()
         return made
@@ -132,19 +134,56 @@ def bus_speed() -> float:
 )
 def tiers(bench: Bench, size: str, draw: str, what: str) -> Result:
     held = _tiers(bench, size)
+    drawn = _primed(held, size, draw)
+    ours, theirs = (held.two.step, held.one.step) if what == "train" else (held.two.eval, held.one.eval)
+    contenders = [contender(OURS, ours, drawn), contender("all in Hbm", theirs, drawn)]
+    return _timed(bench, held, contenders, TIER_LIMITS[what, draw])
+
+
+def _primed(held: Tiers, size: str, draw: str) -> list[Batch]:
+    """A pass over the pool and some steps more; the batches that follow."""
     batches, work = held.batches[draw], TIER_WORK[size]
     first = -(-work.pools[draw] // work.keys) + TIER_PRIMING
     for batch in batches[:first]:
         held.two.step(batch)
+    return batches[first:]
+
+
+def _timed(bench: Bench, held: Tiers, contenders: Sequence[Contender], limits: Mapping[str, Limit]) -> Result:
     before = held.moved()
-    drawn = batches[first:]
-    ours, theirs = (held.two.step, held.one.step) if what == "train" else (held.two.eval, held.one.eval)
-    result = timed(bench, [contender(OURS, ours, drawn), contender("all in Hbm", theirs, drawn)], TIER_STEPS)
+    result = timed(bench, contenders, TIER_STEPS)
     held.two.bags.check()
     speed, rounds = bus_speed(), bench.effort.rounds
     rows = (held.moved() - before) / (WARMING + TIER_STEPS * rounds)
     bench.tell(f"{rows:.0f} rows of {held.row_bytes} bytes a step, {speed / 1e6:.1f} GB/s")
-    most = {name: float(name.split()[0]) for name in TIER_LIMITS[what, draw] if name.endswith("ms")}
+    most = {name: float(name.split()[0]) for name in limits if name.endswith("ms")}
     bus = {"the bus alone": rows * held.row_bytes / speed} if rows else {}
     bounds = {**bus, **most}
     return Result(result.unit, {**result.rounds, **{name: [value] * rounds for name, value in bounds.items()}})
+
+
+@registry.case(
+    "tiers train, {draw} with prefetch{size}",
+    compares="the same where shoal.prefetch brings the rows of two batches ahead to device memory",
+    limits=lambda size, draw: {} if size else AHEAD_LIMITS[draw],
+    stage="tiers{size}",
+    size=tuple(TIER_WORK),
+    draw=("fit", "spill"),
+)
+def tiers_ahead(bench: Bench, size: str, draw: str) -> Result:
+    held = _tiers(bench, size)
+    drawn = _primed(held, size, draw)
+    ours = held.two
+
+    def features(batch: Batch) -> shoal.KeyedJaggedTensor:
+        return shoal.KeyedJaggedTensor(ours.names, batch.values, lengths=batch.lengths, offsets=batch.offsets)
+
+    ahead = iter(shoal.prefetch(drawn, ours.bags, features))
+    try:
+        contenders = [
+            Contender(OURS, lambda _number: ours.step(next(ahead))),
+            contender("all in Hbm", held.one.step, drawn),
+        ]
+        return _timed(bench, held, contenders, AHEAD_LIMITS[draw])
+    finally:
+        ahead.close()

@@ -179,7 +179,6 @@ void bind_kernels(nb::module_& m) {
         write_scores(rows, slots_of(slots), int64_t(slots.shape(0)), values.data());
       },
       nb::arg("rows"), nb::arg("slots"), nb::arg("values"), Released());
-  m.def("packed_bytes", &packed_bytes, nb::arg("rows"), "Bytes of a whole row: weights, state and score");
   m.def(
       "pack",
       [](const Rows& rows, Vector<int32_t> slots, Matrix<uint8_t> out, int threads) {

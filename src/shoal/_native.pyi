@@ -311,9 +311,6 @@ def read_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', s
 
 def write_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-def packed_bytes(rows: Rows) -> int:
-    """Bytes of a whole row: weights, state and score"""
-
 def pack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')], threads: int) -> None: ...
 
 def unpack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)], clock: int, threads: int) -> None:

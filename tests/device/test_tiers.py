@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import Dram, Feature, Hbm, Table
-from shoal.config import Ssd
-from shoal.errors import CapacityError, ConfigError
+from shoal.errors import CapacityError
 from shoal.ops.find.triton import HOLE
 from shoal.table.device_group import DeviceGroup
 
@@ -467,12 +466,6 @@ def test_stats_tell_of_each_tier():
     assert (hbm.budget_bytes, dram.budget_bytes) == (1024, 2**20)
     stats = pair.tiers.table("a").stats()
     assert stats.bytes == hbm.bytes + dram.bytes == stats.index_bytes + stats.storage_bytes
-
-
-@pytest.mark.parametrize("tiers", [[Hbm("1MiB"), Ssd("/tmp", "1GiB")], [Hbm(1), Dram(1), Ssd("/tmp", 1)], [Dram()]])
-def test_other_tiers_are_refused(tiers):
-    with pytest.raises(ConfigError, match=r"Hbm\(\.\.\.\), Dram\(\.\.\.\)"):
-        shoal.EmbeddingBagCollection([Table("a", 4, tiers=tiers), in_hbm(Table("b", 4))], device=DEVICE)
 
 
 # ---- anything

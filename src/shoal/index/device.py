@@ -251,6 +251,23 @@ class DeviceIndex:
             )
         return slots
 
+    def stamp_keys(self, table: int, keys: Tensor, stamp: int) -> None:
+        """Stamp the keys that are there."""
+        self._stamp(table, keys, self._dummy, stamp, read=False)
+
+    def stamps_of(self, table: int, keys: Tensor) -> Tensor:
+        """The stamp of each key; undefined for those that are not there."""
+        stamps = torch.zeros(len(keys), dtype=torch.int32, device=self.anchor.device)
+        self._stamp(table, keys, stamps, 0, read=True)
+        return stamps
+
+    def _stamp(self, table: int, keys: Tensor, stamps: Tensor, stamp: int, read: bool) -> None:
+        if len(keys) and self._buckets[table]:
+            kernels.stamp_keys[(blocks(len(keys), 32),)](
+                self.anchor, self._at(table), self._buckets[table], keys, stamps, stamp, len(keys),
+                READ=read, BLOCK=32, num_warps=1,
+            )  # fmt: skip
+
     def erase(self, table: int, keys: Tensor) -> Tensor:
         """Take distinct keys out; returns the slot that each had, or -1."""
         slots = torch.full((len(keys),), -1, dtype=torch.int32, device=self.anchor.device)
@@ -273,11 +290,21 @@ class DeviceIndex:
 
     def stamps(self, table: int) -> Tensor:
         """The stamps of a table's keys, in no order."""
-        buffer = self._buffers[table]
+        return self.stamped(table, 0, self._buckets[table])[1]
+
+    def buckets(self, table: int) -> int:
+        """Buckets that a table has."""
+        return self._buckets[table]
+
+    def stamped(self, table: int, first: int, buckets: int) -> tuple[Tensor, Tensor]:
+        """The keys of some buckets, and their stamps."""
+        device, buffer = self.anchor.device, self._buffers[table]
         if buffer is None:
-            return torch.empty(0, dtype=torch.int32, device=self.anchor.device)
+            return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int32, device=device)
         self._wait(table)
-        return buffer[:, _STAMPS][buffer[:, _SLOTS] >= 0]
+        some = buffer[first : first + buckets]
+        used = some[:, _SLOTS] >= 0
+        return some.view(torch.int64)[:, _KEYS][used].to(device), some[:, _STAMPS][used].to(device)
 
     def _wait(self, table: int) -> None:
         if table in self._memory and self.anchor.is_cuda:

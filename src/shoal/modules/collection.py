@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoal.config import Table, format_size, parse_size
 from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError, ShoalError, StateDictError
 from shoal.modules.lookup import Lookup
-from shoal.modules.moving import MovingBatch
+from shoal.modules.moving import move_in_place
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import load_content, save_content, state_names
@@ -135,7 +135,7 @@ class Collection(nn.Module):
         """
         features = features_of(type(self).__name__, features)
         if self.device.type == "cuda" and features.values().device.type == "cpu":
-            return MovingBatch(features, self.device)
+            move_in_place(features, self.device)
         return self._group.stage(list(features.keys()), features.values(), features.offsets())
 
     # ---- beside the rest of torch

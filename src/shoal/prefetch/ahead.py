@@ -12,9 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
 from shoal.errors import ConfigError, InputError, ShoalError
+from shoal.prefetch.streams import Events, LoaderStreams
 from shoal.table import Staging
 
 BatchT = TypeVar("BatchT")
@@ -27,6 +31,10 @@ _JOIN_SECONDS = 10.0
 
 class Stages(Protocol):
     """What is asked of a collection."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its rows are."""
 
     def stage(self, features: Any) -> Staging | None:
         """Begin to bring a batch's rows up."""
@@ -46,10 +54,6 @@ class _Together:
         for part in self._parts:
             part.place(may_wait)
 
-    def arrive(self) -> None:
-        for part in self._parts:
-            part.arrive()
-
     def release(self) -> None:
         for part in self._parts:
             part.release()
@@ -65,21 +69,42 @@ def _close_all() -> None:
         run.close()
 
 
+@dataclass(eq=False)
+class _Ahead(Generic[BatchT]):
+    """A batch on its way to the loop, and its rows to the top tier, if they are."""
+
+    batch: BatchT
+    placed: Staging | None
+    ready: Events  # on devices
+
+    def release(self) -> None:
+        if self.placed is not None:
+            self.placed.release()
+            self.placed = None
+
+
 class _Run(Generic[BatchT]):
     """One pass over the loader."""
 
-    def __init__(self, batches: Iterator[BatchT], stage: Callable[[BatchT], Staging | None], depth: int) -> None:
+    def __init__(
+        self,
+        batches: Iterator[BatchT],
+        stage: Callable[[BatchT], Staging | None],
+        depth: int,
+        devices: Sequence[torch.device],
+    ) -> None:
         self._batches = batches
         self._stage = stage
         self._depth = depth
+        self._streams = LoaderStreams(devices)
         # What is found, read and ready: each thread takes from the one before.
-        self._found: deque[tuple[BatchT, Staging | None]] = deque()
-        self._read: deque[tuple[BatchT, Staging | None]] = deque()
-        self._ready: deque[tuple[BatchT, Staging | None]] = deque()
+        self._found: deque[_Ahead[BatchT]] = deque()
+        self._read: deque[_Ahead[BatchT]] = deque()
+        self._ready: deque[_Ahead[BatchT]] = deque()
         self._ended: set[int] = set()  # of these lists those that nothing comes to any more
         self._ahead = 0  # batches that were taken from the loader, and not by the loop
         self._changed = threading.Condition()
-        self._in_use: Staging | None = None
+        self._in_use: _Ahead[BatchT] | None = None
         self._is_awaited = self._is_closed = False
         self._error: BaseException | None = None
         works = (
@@ -108,12 +133,11 @@ class _Run(Generic[BatchT]):
                 if self._error is not None:
                     raise self._error
                 raise StopIteration
-            batch, self._in_use = self._ready.popleft()
+            given = self._in_use = self._ready.popleft()
             self._ahead -= 1
             self._changed.notify_all()
-        if self._in_use is not None:
-            self._in_use.arrive()
-        return batch
+        self._streams.hand_over(given.ready)
+        return given.batch
 
     def close(self) -> None:
         """End it, wherever it is."""
@@ -126,25 +150,28 @@ class _Run(Generic[BatchT]):
                     thread.join(_JOIN_SECONDS)
         finally:
             self._let_go()
-            for _batch, placed in (*self._found, *self._read, *self._ready):
-                if placed is not None:
-                    placed.release()
+            for ahead in (*self._found, *self._read, *self._ready):
+                ahead.release()
+            self._streams.close()
 
     def _let_go(self) -> None:
         if self._in_use is not None:
             self._in_use.release()
+            self._streams.take_back(self._in_use.batch)
             self._in_use = None
 
     # ---- the threads' side
 
     def _find_all(self) -> None:
         try:
-            while self._may_go_on():
-                try:
-                    batch = next(self._batches)
-                except StopIteration:
-                    break
-                self._put(self._found, batch, self._stage(batch))
+            with self._streams.current():
+                while self._may_go_on():
+                    try:
+                        batch = next(self._batches)
+                    except StopIteration:
+                        break
+                    placed = self._stage(batch)
+                    self._put(self._found, _Ahead(batch, placed, self._streams.ready()))
         except BaseException as error:
             self._error = error
         finally:
@@ -156,24 +183,23 @@ class _Run(Generic[BatchT]):
             self._ahead += 1
             return not self._is_closed
 
-    def _put(self, where: deque[tuple[BatchT, Staging | None]], batch: BatchT, placed: Staging | None) -> None:
+    def _put(self, where: deque[_Ahead[BatchT]], ahead: _Ahead[BatchT]) -> None:
         with self._changed:
             if not self._is_closed:
-                where.append((batch, placed))
+                where.append(ahead)
                 self._changed.notify_all()
                 return
-        if placed is not None:  # nobody will look
-            placed.release()
+        ahead.release()  # nobody will look
 
-    def _end(self, where: deque[tuple[BatchT, Staging | None]]) -> None:
+    def _end(self, where: deque[_Ahead[BatchT]]) -> None:
         with self._changed:
             self._ended.add(id(where))
             self._changed.notify_all()
 
     def _pass_on(
         self,
-        source: deque[tuple[BatchT, Staging | None]],
-        to: deque[tuple[BatchT, Staging | None]],
+        source: deque[_Ahead[BatchT]],
+        to: deque[_Ahead[BatchT]],
         work: Callable[[Staging], None],
     ) -> None:
         """Do something with what comes to one list, and put it into the next."""
@@ -182,16 +208,14 @@ class _Run(Generic[BatchT]):
                 self._changed.wait_for(lambda: source or id(source) in self._ended or self._is_closed)
                 if self._is_closed or not source:
                     break
-                batch, placed = source.popleft()
+                ahead = source.popleft()
             try:
-                if placed is not None:
-                    work(placed)
+                if ahead.placed is not None:
+                    work(ahead.placed)
             except BaseException:
                 # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
-                if placed is not None:
-                    placed.release()
-                placed = None
-            self._put(to, batch, placed)
+                ahead.release()
+            self._put(to, ahead)
         self._end(to)
 
     def _place(self, placed: Staging) -> None:
@@ -221,7 +245,8 @@ class Prefetch(Generic[BatchT]):
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[BatchT]:
-        run = _Run(iter(self._loader), self._stage, self._depth)
+        devices = {bags.device: None for bags in self._bags if bags.device.type == "cuda"}
+        run = _Run(iter(self._loader), self._stage, self._depth, list(devices))
         try:
             while True:
                 try:
@@ -257,6 +282,9 @@ def prefetch(
     features: finds a batch's KeyedJaggedTensor, the one that the collections will be called with, or a list with one
         for each; by default the batch is it.
     depth: batches that are on their way at a time. Their rows hold places in memory; where all of it is held, it waits.
+
+    For collections on a GPU, batches of the host are moved there, in place. The loader runs in a thread, and its work
+    on the GPU on a stream of its own; the loop's stream waits for the batch it is given.
     """
     several = list(bags) if isinstance(bags, (list, tuple)) else [bags]
     if not several or not all(callable(getattr(one, "stage", None)) for one in several):

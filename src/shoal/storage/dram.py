@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Column, get_num_threads
+from shoal.storage.packed import PackedRows
 
 _DTYPES = {
     "float32": _native.Dtype.float32,
@@ -15,18 +16,13 @@ _DTYPES = {
 }
 
 
-def _cut(packed: Tensor, first: int, size: int) -> Tensor:
-    """Some bytes of every row, in memory of their own: aligned for any type."""
-    return packed[:, first : first + size].clone(memory_format=torch.contiguous_format)
-
-
 class DramStorage:
     """Rows of one table in slabs of host memory. Growing moves no row; `compact` does, when asked."""
 
     def __init__(self, dim: int, dtype: str, columns: Sequence[Column]) -> None:
         self.dim = dim
-        self._dtype: torch.dtype = getattr(torch, dtype)
         self.columns = tuple(columns)
+        self.packed = PackedRows(dim, dtype, columns)
         self._at: dict[str, int] = {}
         width = 0
         for column in columns:
@@ -98,34 +94,15 @@ class DramStorage:
 
     # ---- whole rows, as they are below memory: weights, state, score
 
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of a whole row."""
-        return _native.packed_bytes(self.rows)
-
     def pack(self, slots: Tensor) -> Tensor:
-        """Whole rows, uint8 [n, packed_bytes]."""
-        out = torch.empty(len(slots), self.packed_bytes, dtype=torch.uint8, device="cpu")
+        """Whole rows, uint8 [n, packed.bytes]."""
+        out = torch.empty(len(slots), self.packed.bytes, dtype=torch.uint8, device="cpu")
         _native.pack(self.rows, slots, out, get_num_threads())
         return out
 
     def unpack(self, slots: Tensor, packed: Tensor, clock: int) -> None:
         """Put whole rows at slots, where they are clean and were used at `clock`."""
         _native.unpack(self.rows, slots, packed, clock, get_num_threads())
-
-    def unpacked_weights(self, packed: Tensor) -> Tensor:
-        """Weights as float32 [n, dim]."""
-        size = self.dim * self._dtype.itemsize
-        return _cut(packed, 0, size).view(self._dtype).to(torch.float32)
-
-    def unpacked_state(self, column: Column, packed: Tensor) -> Tensor:
-        """A state column, [n, width]."""
-        first = self.dim * self._dtype.itemsize + 4 * self._at[column.name]
-        return _cut(packed, first, 4 * column.width).view(torch.float32)
-
-    def unpacked_scores(self, packed: Tensor) -> Tensor:
-        """Scores, float64 [n]."""
-        return _cut(packed, packed.shape[1] - 8, 8).view(torch.float64)[:, 0]
 
     def set_dirty(self, slots: Tensor, dirty: bool) -> None:
         """Say whether rows differ from what is below memory."""

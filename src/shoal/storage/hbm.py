@@ -15,15 +15,17 @@ from shoal.config import Column
 from shoal.errors import CapacityError
 from shoal.ops.launch import blocks, power_of_two
 from shoal.ops.rows import triton as kernels
+from shoal.storage.packed import PackedRows
 from shoal.storage.pinned import pinned_bytes
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _UNIT = 16  # bytes: rows begin at multiples of it, for wide loads
 _MOST_SLOTS = 2**31
 _WEIGHTS, _TAILS = 0, 1
-CHANGED_AND_DIRTY_FLAGS = 3
+CHANGED_FLAGS = 11  # as ops/birth/triton.py has them
 DIRTY_FLAG = 2
 ERASED_FLAG = 4
+UNSAVED_FLAG = 8
 _HOME_BYTES = 4
 
 
@@ -110,6 +112,7 @@ class _Family:
     def __init__(self, layout: Layout, below: bool, device: torch.device) -> None:
         self.layout = layout
         self.below = below  # whether its rows are in host memory
+        self.packed = PackedRows(layout.dim, layout.dtype, layout.columns)
         self.first_state = torch.tensor(
             [column.initial for column in layout.columns for _ in range(column.width)] or [0.0],
             dtype=torch.float32,
@@ -287,9 +290,39 @@ class HbmStorage:
 
     def add_flags(self, family: int, slots: Tensor, flags: int) -> None:
         """Set flags of rows, each slot once."""
+        self.set_flags(family, slots, self.read_flags(family, slots) | flags)
+
+    def set_flags(self, family: int, slots: Tensor, flags: Tensor) -> None:
+        """Flags, int32 [n], each slot once."""
         layout = self.families[family].layout
-        held = self.read_flags(family, slots)
-        self._move(slots, (held | flags)[:, None], 1, _TAILS, layout.flags_at, layout.tail_stride)
+        self._move(slots, flags[:, None].contiguous(), 1, _TAILS, layout.flags_at, layout.tail_stride)
+
+    def pack(self, family: int, slots: Tensor) -> Tensor:
+        """Whole rows as they are below all memory, uint8 [n, packed.bytes]."""
+        held = self.families[family]
+        layout, packed = held.layout, held.packed
+        weights = self._move(slots, None, 4 * layout.weight_units, _WEIGHTS, 0, layout.weight_stride)
+        parts = [weights.view(torch.uint8)[:, : packed.weight_bytes]]
+        if layout.state_floats:
+            state = self._move(slots, None, layout.state_floats, _TAILS, 0, layout.tail_stride)
+            parts.append(state.view(torch.uint8))
+        scores = self._move(slots, None, 2, _TAILS, layout.score_at, layout.tail_stride)
+        return torch.cat([*parts, scores.view(torch.uint8)], dim=1)
+
+    def unpack(self, family: int, slots: Tensor, rows: Tensor) -> None:
+        """Put whole rows at slots, each once, where they differ from nothing below."""
+        held = self.families[family]
+        layout, packed = held.layout, held.packed
+        weights = torch.zeros(len(slots), _UNIT * layout.weight_units, dtype=torch.uint8, device=slots.device)
+        weights[:, : packed.weight_bytes] = rows[:, : packed.weight_bytes]
+        self._move(slots, weights.view(torch.int32), 4 * layout.weight_units, _WEIGHTS, 0, layout.weight_stride)
+        tails = rows[:, packed.weight_bytes :].clone(memory_format=torch.contiguous_format).view(torch.int32)
+        if layout.state_floats:
+            state = tails[:, : layout.state_floats].contiguous()
+            self._move(slots, state, layout.state_floats, _TAILS, 0, layout.tail_stride)
+        scores = tails[:, layout.state_floats :].contiguous()
+        self._move(slots, scores, 2, _TAILS, layout.score_at, layout.tail_stride)
+        self.set_flags(family, slots, torch.zeros_like(slots))
 
     def _move(
         self, slots: Tensor, given: Tensor | None, words: int, column: int, first_word: int, stride: int

@@ -27,8 +27,9 @@ def packed_bytes(config: Table) -> int:
 class Staged:
     """What a storage said of some keys. It holds until one of them is written or erased."""
 
-    def __init__(self, keys: Tensor) -> None:
-        self.keys = keys  # all different, in ascending order
+    def __init__(self) -> None:
+        self.keys = torch.empty(0, dtype=torch.int64, device="cpu")  # all different, in ascending order
+        self.asked = self.keys  # the same, and those that came to memory since
         self._rows = torch.empty(0, 0, dtype=torch.uint8, device="cpu")
         self._found = torch.zeros(0, dtype=torch.bool, device="cpu")
         self._spoiled: list[Tensor] = []
@@ -49,6 +50,11 @@ class Staged:
     def spoil(self, keys: Tensor) -> None:
         """Hear that these keys are written or erased."""
         self._spoiled.append(keys)
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether that concerns any of its keys."""
+        return bool(self._spoiled) and bool(torch.isin(torch.cat(self._spoiled), self.asked).any())
 
     @property
     def found(self) -> int:
@@ -118,6 +124,12 @@ class Below:
         rows, found = self._checked(self.storage.read(keys), len(keys))
         self._count(found, time.perf_counter() - begin)
         return rows, found
+
+    @staticmethod
+    def read_each(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """The same for several tables."""
+        answers = Below.read_together(belows, keys)
+        return [below.read(some) for below, some in zip(belows, keys, strict=True)] if answers is None else answers
 
     @staticmethod
     def read_together(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]] | None:
@@ -195,10 +207,26 @@ class Below:
     def stage(self, keys: Tensor, ahead: bool) -> Staged:
         """Begin to know of these keys, all different, what is below; the answer comes by `Staged.set`. Where it is only
         `ahead` of a lookup, those that another batch is reading already are left out."""
-        coming = [staged.keys for staged in tuple(self._staged.values()) if staged.comes] if ahead else []
-        staged = Staged(_native.keys_without(keys, coming))
+        staged = Staged()
+        self._ask(staged, keys, ahead)
         self._staged[id(staged)] = staged
         return staged
+
+    def listen(self) -> Staged:
+        """The same for keys that are not known yet: from here on it hears what is written and erased."""
+        staged = Staged()
+        self._staged[id(staged)] = staged
+        return staged
+
+    def ask(self, staged: Staged, keys: Tensor) -> None:
+        """These are the keys, and only ahead of a lookup."""
+        self._ask(staged, keys, ahead=True)
+
+    def _ask(self, staged: Staged, keys: Tensor, ahead: bool) -> None:
+        others = [one for one in tuple(self._staged.values()) if one is not staged]
+        coming = [one.keys for one in others if one.comes] if ahead else []
+        staged.keys = _native.keys_without(keys, coming)
+        staged.asked = keys
 
     def unstage(self, staged: Staged) -> None:
         """Forget what was read ahead."""

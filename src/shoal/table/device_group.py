@@ -4,8 +4,10 @@ A step launches kernels and waits for nothing. What the kernels find wrong they 
 step, and the error is raised by the next call that sees them, or by `check`.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,16 +16,22 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Table, debugging
-from shoal.errors import CapacityError, DeviceError, InputError, NonFiniteError
+from shoal.errors import CapacityError, InputError, NonFiniteError
 from shoal.ops import launch
+from shoal.table.below import Below
 from shoal.table.content import TableContent
-from shoal.table.device_lookup import Looked, Lookups, Pins
+from shoal.table.device_below import DeviceBelow
+from shoal.table.device_lookup import Looked, Lookups
+from shoal.table.device_missing import MissingKeys
 from shoal.table.device_plan import DevicePlan
-from shoal.table.device_rows import DeviceRows, last_tier
+from shoal.table.device_rows import DeviceRows, Pins, last_tier
+from shoal.table.device_staging import DeviceStaging
 from shoal.table.device_table import DeviceTable
 from shoal.table.device_update import Settings, Updates
-from shoal.table.group import Group
+from shoal.table.group import Group, Held, Staging, close_in_the_end
 from shoal.table.lease import Leases
+from shoal.table.staging import address_of
+from shoal.table.streams import Streams
 
 
 @dataclass
@@ -39,8 +47,14 @@ class Batch:
     applied: bool = False
 
 
+def _oldest_at_work(group: "weakref.ref[DeviceGroup]", coming: bool) -> int | None:
+    # The rows would keep their group, and its files, alive if they knew it.
+    held = group()
+    return None if held is None else held.oldest_at_work(coming)
+
+
 class DeviceGroup(Group):
-    """Tables in device memory."""
+    """Tables on a device."""
 
     tables: Sequence[DeviceTable]
 
@@ -49,32 +63,46 @@ class DeviceGroup(Group):
     ) -> None:
         launch.require(device)
         self._rows = DeviceRows(configs, seed, device, slab_bits)
-        super().__init__(name, seed, device, [DeviceTable(self._rows, number) for number in range(len(configs))])
+        folder = name.rpartition("/")[0] or name  # the collection's
+        tables = [DeviceTable(self._rows, number, folder) for number in range(len(configs))]
+        super().__init__(name, seed, device, tables)
+        close_in_the_end(self, [table.below.below.storage for table in tables if table.below is not None])
         self._settings = Settings(self._rows, [table.optimizer_hyper for table in self.tables])
         self._lookups = Lookups(self._rows)
         self._updates = Updates(self._rows, self._settings)
-        # The stream of the last call that had the tables to itself, and those of calls that read since.
-        self._writer_stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._writer = -1 if self._writer_stream is None else self._writer_stream.cuda_stream
-        self._readers: dict[int, torch.cuda.Stream] = {}
+        self._streams = Streams(name, device, self._rows.scratch.forget)
+        # Batches that were updated since the last lookup: rows that are placed do not wait for them.
+        self._updated: list[int] = []
+        self.staged: dict[tuple[int, int], DeviceStaging] = {}
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
         self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
-        self._stamped = 0  # batches
-        self._rows.oldest_at_work = self._oldest_at_work
+        self._rows.oldest_at_work = partial(_oldest_at_work, weakref.ref(self))
+        self.missing = MissingKeys(self._rows)
 
     def _touch(self, batch: Batch) -> None:
         if batch.training and batch.looked.plan.trained:
+            self._streams.forget_lookup()
             self._updates.touch(batch.looked, self._rows.steps if batch.steps is None else batch.steps)
 
     def replace(self, contents: Mapping[int, TableContent]) -> None:
         for number, content in contents.items():
-            self._rows.require_room(number, len(content.keys), held=False)  # what leases hold is cleared first
+            if (below := self.tables[number].below) is not None:
+                below.require_place_for(len(content.keys))
+            else:
+                self._rows.require_room(number, len(content.keys), held=False)  # what leases hold is cleared first
         self.clear(list(contents))
         for number, content in contents.items():
-            self.tables[number].fill(content)
+            try:
+                self.tables[number].fill(content)
+            except BaseException as error:
+                self.tables[number].clear()
+                name = self.tables[number].config.name
+                error.add_note(f"[table {name!r}] it was being loaded, and is empty now. Load it again.")
+                raise
 
     def _make_plan(self, names: tuple[str, ...]) -> DevicePlan:
-        return DevicePlan(self._rows.configs, self._rows.families, names, self.device, self._rows.tiered)
+        rows = self._rows
+        return DevicePlan(rows.configs, rows.families, names, self.device, rows.tiered, rows.deep)
 
     # ---- errors
 
@@ -136,33 +164,27 @@ class DeviceGroup(Group):
     # ---- forward
 
     def _follow(self, alone: bool) -> None:
-        """Behind the last call that had the tables to itself and, where this one has, behind those that read since."""
-        if self.device.type != "cuda":
-            return
-        capturing = torch.cuda.is_current_stream_capturing()
-        if alone and capturing:
-            raise DeviceError(
-                f"[{self.name}] the current stream is being captured into a CUDA graph, which would repeat one batch's "
-                f"changes of the tables. Capture lookups in eval without gradients, or the model without the tables."
-            )
-        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
-        follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
-        if follows or capturing:
-            return
-        now = torch.cuda.current_stream(self.device)
-        behind = dict(self._readers) if alone else {}
-        if self._writer_stream is not None:
-            behind[self._writer] = self._writer_stream
-        for other, stream in behind.items():
-            if other != raw:
-                now.wait_stream(stream)
-        if alone:
-            if raw != self._writer:
-                self._rows.scratch.forget()
-            self._writer, self._writer_stream = raw, now
-            self._readers.clear()
-        else:
-            self._readers[raw] = now
+        self._streams.follow(alone)
+
+    def clear(self, numbers: Sequence[int]) -> None:
+        super().clear(numbers)
+        for staging in tuple(self.staged.values()):  # they know rows that are no more
+            staging.release()
+
+    def _updating(self) -> Held:
+        """Alone, and beside rows that are placed ahead."""
+        return Held(self, self._lock_to_update)
+
+    def _lock_to_update(self) -> None:
+        self._in_own_process()
+        self._lock.lock()
+        try:
+            # Slots that are freed may be taken again: not beside those that are given out.
+            self._streams.follow(alone=True, update=not self._limbo)
+            self._collect_leases()
+        except BaseException:
+            self._lock.unlock()
+            raise
 
     def lookup(
         self,
@@ -249,32 +271,98 @@ class DeviceGroup(Group):
                 f"that a feature feeds; got {values.numel()} values for up to {plan.copies} and {size} bags for "
                 f"{len(plan.parts)}. Split it."
             )
-        with self.writing() if training or keep else self.reading():
+        with self.writing() if training or keep or plan.deep else self.reading():
             if training and self._rows.ledger.says_worse(self._reported):
                 self._raise(self._rows.hear())
+            pins = self._rows.pin() if plan.deep or (plan.tiered and (training or keep)) else Pins()
+            values, offsets = values.contiguous(), offsets.contiguous()
+            if plan.deep:
+                self._bring(plan, values, offsets, pins, training)
             if training and plan.trained and sizes is not None:
                 self._rows.make_room(sizes.births)
-            pins = self._pin() if plan.tiered and (training or keep) else Pins()
-            looked = self._lookups.run(
-                plan, values.contiguous(), offsets.contiguous(), self._floats(weights), training, keep, out, pins
-            )
+            looked = self._lookups.run(plan, values, offsets, self._floats(weights), training, keep, out, pins)
             if debugging() and training:
                 self._heard_now()
             batch = Batch(looked, training, size, sizes, pins.stamp)
-            if keep:
-                return self._leases.begin(batch)
-            if training:
+            if training and not keep:
                 self._touch(batch)
-            return Leases.none()
+            if pins.stamp:
+                self._streams.looked_up()
+                self._updated.clear()
+            return self._leases.begin(batch) if keep else Leases.none()
 
-    def _pin(self) -> Pins:
-        """For a batch whose rows must not move until its backward, if one follows."""
-        self._stamped += 1
-        return Pins(self._stamped, self._rows.pinned_from(self._stamped))
+    def _bring(self, plan: DevicePlan, values: Tensor, offsets: Tensor, pins: Pins, training: bool) -> None:
+        """Bring the batch's rows from storages to where kernels reach them, and make room for births. Waits, unless it
+        was all done ahead."""
+        staging = self.staged.get(address_of(values))
+        if staging is not None and staging.is_still_right(plan, values, offsets):
+            births = staging.births if training else {}
+            if all(self.below(number).has_room_for_births(many, pins) for number, many in births.items()):
+                return
+        missing = self.missing.read(self.missing.launch(plan, values, offsets, pins), values)
+        known = {} if staging is None else staging.answers
+        if known:
+            answers = [
+                self.below(number).below.read_known(one.keys, known.get(number)) for number, one in missing.items()
+            ]
+        else:
+            answers = Below.read_each(
+                [self.below(number).below for number in missing], [m.keys for m in missing.values()]
+            )
+        for (number, one), answer in zip(missing.items(), answers, strict=True):
+            self.below(number).bring(one, answer, pins, training)
 
-    def _oldest_at_work(self) -> int | None:
-        """The oldest stamp of a batch whose backward may follow."""
-        return min((batch.stamp for batch in self._leases.live() if batch.stamp and not batch.applied), default=None)
+    def below(self, number: int) -> DeviceBelow:
+        """The storage below a table. REQUIRES: it has one."""
+        below = self.tables[number].below
+        assert below is not None
+        return below
+
+    def oldest_at_work(self, coming: bool) -> int | None:
+        """The oldest stamp of a batch whose backward may follow; with `coming`, or that is on its way."""
+        stamps = [batch.stamp for batch in self._leases.live() if batch.stamp and not batch.applied]
+        if coming:
+            stamps += [staging.pins.stamp for staging in tuple(self.staged.values())]
+        return min(stamps, default=None)
+
+    # ---- ahead
+
+    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> Staging | None:
+        # Its device is busy with what others made for it: the first lookup makes the plan.
+        plan: DevicePlan | None = self._plans.get(tuple(names))
+        if plan is None or not (plan.tiered or plan.deep):
+            return None
+        self._check_tensors(names, values, offsets, None)
+        return DeviceStaging(self, plan, values, offsets)
+
+    @property
+    def placing_stream(self) -> torch.cuda.Stream:
+        """The stream on which rows come ahead of their lookup."""
+        stream = self._streams.placing
+        assert stream is not None
+        return stream
+
+    def pin_ahead(self) -> Pins:
+        """For a batch on its way."""
+        return self._rows.pin()
+
+    def pins_now(self, pins: Pins) -> Pins:
+        """The same batch's, as others are at work now."""
+        return self._rows.pins_of(pins.stamp)
+
+    def place(self, staging: DeviceStaging) -> None:
+        """Bring rows up to device memory, as far as there is room. Waits for nothing."""
+        with Held(self, self._lock_to_place), self._streams.place(staging.ready):
+            if self.staged.get(staging.address) is not staging:
+                return  # looked up already, or dropped
+            pins = self.pins_now(staging.pins)
+            if not self._streams.waits_for_updates:
+                pins = Pins(pins.stamp, min((pins.oldest, *self._updated)))
+            self._lookups.place(staging.plan, staging.values, staging.offsets, pins)
+
+    def _lock_to_place(self) -> None:
+        self._in_own_process()
+        self._lock.lock()
 
     # ---- backward
 
@@ -287,7 +375,7 @@ class DeviceGroup(Group):
         grads: Sequence[Tensor],
         weight_gradient: bool,
     ) -> Tensor:
-        with self.writing():
+        with self._updating():
             batch: Batch = self._leases.of(lease)
             plan = batch.looked.plan
             if not batch.looked.is_of(values, offsets) or weights is not None:
@@ -301,6 +389,8 @@ class DeviceGroup(Group):
             if batch.training and plan.trained:
                 self._apply(batch, looked, rows)
             batch.applied = True
+            if batch.stamp:
+                self._updated.append(batch.stamp)
             if debugging():
                 self._heard_now()
             return result

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.index.device import FINDING, finding_grids
 from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as kernels
 from shoal.table.device_plan import DevicePlan, FamilyParts
-from shoal.table.device_rows import TRITON_TYPES, DeviceRows
+from shoal.table.device_rows import TRITON_TYPES, DeviceRows, Pins
 from shoal.table.device_tiers import TIERING, tiering_pieces
 
 
@@ -43,15 +44,6 @@ class Looked:
         if self.is_of(values, offsets):
             return self
         return replace(self, values=values, offsets=offsets, kind=kind_of(values, offsets))
-
-
-@dataclass(frozen=True)
-class Pins:
-    """Which rows are in use: those stamped with the number of the `oldest` batch at work or a later one. `stamp`: the
-    number of this one."""
-
-    stamp: int = 0
-    oldest: int = 0
 
 
 def _bags_together(dim: int) -> int:
@@ -106,9 +98,9 @@ class Lookups:
         space = rows.scratch.take(layout) if training else Space.of(layout, device)
         place = plan.tiered and training
         program = plan.programs.of(
-            ("lookup", kind, kind_of(weights), out.dtype, insert, place, keep),
+            ("lookup", kind, kind_of(weights), out.dtype, insert, place, keep, training or keep),
             training or keep,
-            lambda: self._launches(plan, insert, place, keep, weights is not None, shared),
+            lambda: self._launches(plan, insert, place, keep, weights is not None, shared, training or keep),
         )
         over, block = (batch, _bags_together) if plan.columns else (n, _rows_together)
         program.run(
@@ -123,6 +115,28 @@ class Lookups:
             rows.sent()
         return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
 
+    def place(self, plan: DevicePlan, values: Tensor, offsets: Tensor, pins: Pins) -> None:
+        """Bring the rows of a batch up, where it has a row and there is room above. Nothing is born or counted."""
+        rows = self._rows
+        n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
+        if not n or rows.above is None:
+            return
+        total = plan.copies * n
+        slots = torch.empty(total, dtype=torch.int32, device=rows.device)
+        layout = plan.layouts.of(
+            ("place", n), lambda: Pieces(*rows.finding_pieces(total, insert=False), *tiering_pieces(total, True))
+        )
+        v = variables(*FINDING, *TIERING)
+        program = plan.programs.of(
+            ("place", kind_of(values, offsets)),
+            True,
+            lambda: rows.place_ahead(v, plan.tables_of, (plan.copies, len(plan.names))),
+        )
+        program.run(
+            n, batch, *finding_grids(n, plan.copies), pins.stamp, values, offsets, slots,
+            Space.of(layout, rows.device), pins.oldest, rows.above.sweepers,
+        )  # fmt: skip
+
     def _pieces(self, plan: DevicePlan, n: int, batch: int, insert: bool, moves: bool) -> Pieces:
         total = plan.copies * n
         features_of, lacking = (0, len(plan.parts) * batch) if plan.columns else (total, total)
@@ -131,7 +145,7 @@ class Lookups:
         return Pieces(*finding, (torch.int32, features_of), (torch.int32, lacking), *tiering)
 
     def _launches(
-        self, plan: DevicePlan, insert: bool, place: bool, keep: bool, weighted: bool, shared: bool
+        self, plan: DevicePlan, insert: bool, place: bool, keep: bool, weighted: bool, shared: bool, at_work: bool
     ) -> list[Launch | Fill | Send]:
         v, shape = self._v, (plan.copies, len(plan.names))
         # Without pooling every item gets its ticket with its row.
@@ -140,7 +154,9 @@ class Lookups:
         if plan.tiered:
             finding = self._rows.find_in_tiers(v, plan.tables_of, shape, insert, place, keep, features_of, tickets)
         else:
-            finding = self._rows.find(v, plan.tables_of, shape, insert, features_of, count=True, tickets=tickets)
+            finding = self._rows.find(
+                v, plan.tables_of, shape, insert, features_of, True, tickets=tickets, stamped=plan.deep and at_work
+            )
         launches: list[Launch | Fill | Send] = [*finding]
         if insert:
             # Who makes room for the next batch wants to know of this one's keys while the device is busy with it.

@@ -34,8 +34,9 @@ class DevicePlan:
         names: Sequence[str],
         device: torch.device,
         tiered: Collection[int] = (),
+        deep: Collection[int] = (),
     ) -> None:
-        """`tiered`: tables with a tier below device memory."""
+        """`tiered`: tables whose rows are in host memory. `deep`: tables with a storage below."""
         self.names = tuple(names)
         self.programs = Programs()
         self.layouts = Layouts()
@@ -58,7 +59,9 @@ class DevicePlan:
         for at, part in enumerate(parts):
             # Others may insert what it lacks, or it may be below.
             sees = not part.trains and (
-                part.table in tiered or any(other.table == part.table and other.trains for other in parts)
+                part.table in tiered
+                or part.table in deep
+                or any(other.table == part.table and other.trains for other in parts)
             )
             coded[part.copy, part.source] = 4 * part.table + part.trains + 2 * sees
             in_copies[part.copy, part.source] = number_of[at]
@@ -70,6 +73,7 @@ class DevicePlan:
         self.order = order
         self.trained = sorted({part.table for part in parts if part.trains})
         self.tiered = any(part.table in tiered for part in parts)
+        self.deep = any(part.table in deep for part in parts)
         self.all_train = all(part.trains for part in parts)
         self.trained_mask = torch.zeros(len(configs), dtype=torch.int64, device=device)
         self.trained_mask[torch.tensor(self.trained, dtype=torch.int64)] = 1

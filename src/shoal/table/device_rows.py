@@ -1,12 +1,15 @@
-"""The rows of a group's tables in device memory: index, storage and what the kernels keep count of. A table with a tier
-below has both in host memory, and above it copies of the rows that are used; see device_tiers.py.
+"""The rows of a group's tables that kernels reach: index, storage and what the kernels keep count of. A table with
+Dram among its tiers has both in host memory, and above it copies of the rows that are used: see device_tiers.py. What
+is below that is for device_below.py.
 
 Nothing that a step does asks the device anything. Room is made from what the host knows: how many keys there were when
 it last heard, and how many came since. What the device counted comes back behind the step, and is read once it is
 there.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,24 +44,51 @@ _BATCHES_AHEAD = 4
 _LEAST_GROWTH = 1024  # rows
 
 
-def budgets(config: Table) -> list[int | None]:
-    """Bytes that the table may take in each tier; in the last one it has all rows."""
-    return [tier.bytes for tier in config.tiers or (Hbm(),) if isinstance(tier, (Hbm, Dram))]
+# What a table without Hbm or Dram among its tiers has of device memory to work in.
+_WORKING_BYTES = 64 << 20
 
 
 def is_tiered(config: Table) -> bool:
-    """Whether the table has a tier below device memory."""
-    return config.tiers is not None and len(config.tiers) > 1
+    """Whether the table's rows are in host memory, with copies in the device's."""
+    return config.tier(Dram) is not None
+
+
+def has_storage(config: Table) -> bool:
+    """Whether the table has a tier that kernels do not reach."""
+    return config.tiers is not None and not isinstance(config.tiers[-1], (Hbm, Dram))
+
+
+def budget_above(config: Table) -> int:
+    """Bytes for copies in device memory, of a table whose rows are in host memory."""
+    hbm = config.tier(Hbm)
+    return 0 if hbm is None else hbm.bytes or 0
+
+
+def budget_of(config: Table) -> int | None:
+    """Bytes that the rows may take in the last tier that kernels reach."""
+    tier = config.tier(Dram) or config.tier(Hbm)
+    if tier is None:
+        return _WORKING_BYTES if config.tiers else None
+    return tier.bytes
 
 
 def last_tier(config: Table) -> str:
-    """The name of the tier that has all rows."""
+    """The name of that tier."""
     return "Dram" if is_tiered(config) else "Hbm"
 
 
 def signed(word: int) -> int:
     """A 64-bit word as torch stores it."""
     return word - 2**64 if word >= 2**63 else word
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Which rows are in use: those stamped with the number of the `oldest` batch at work or a later one. `stamp`: the
+    number of this one."""
+
+    stamp: int = 0
+    oldest: int = 0
 
 
 class DeviceRows:
@@ -75,7 +105,7 @@ class DeviceRows:
             layout = Layout(config.dim, config.dtype, config.columns, whole=is_tiered(config))
             # Tables with a budget are apart: once their family has all the slots it may, it needs no more.
             duplicates = getattr(config.optimizer, "duplicates", None)
-            kind = (layout, type(config.optimizer), duplicates, budgets(config)[-1] is not None, is_tiered(config))
+            kind = (layout, type(config.optimizer), duplicates, budget_of(config) is not None, is_tiered(config))
             if kind not in kinds:
                 kinds.append(kind)
                 layouts.append(layout)
@@ -86,22 +116,25 @@ class DeviceRows:
         # By table: keys looked up and missed, backwards skipped; where there are tiers, keys that were not above. And
         # keys that are gone, erased or replaced.
         self.tally = torch.zeros(4, tables, dtype=torch.int64, device=device)
+        self.uncounted = torch.zeros(tables, dtype=torch.int64, device=device)  # for finds that nobody counts
         self._gone = [0] * tables
         self._holes = [0] * tables  # most that erased and refused keys left since the index was built
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
         tiered = {number: config for number, config in enumerate(configs) if is_tiered(config)}
         self.index = DeviceIndex(self.anchor, tables, dict.fromkeys(tiered, partial(pinned_bytes, device=device)))
         self.storage = HbmStorage(self.anchor, layouts, below, self.ledger.taken, slab_bits)
-        above = {number: budgets(config)[0] or 0 for number, config in tiered.items()}
+        above = {number: budget_above(config) for number, config in tiered.items()}
         self.tiered = frozenset(tiered)
+        self.deep = frozenset(number for number, config in enumerate(configs) if has_storage(config))
         self.above = UpperTier(self.index, self.storage, self.families, above) if tiered else None
-        # Tells the oldest batch whose rows are in use; its group knows.
-        self.oldest_at_work: Callable[[], int | None] = lambda: None
+        # Tells the oldest batch whose rows are in use, among those on their way too or not; its group knows.
+        self.oldest_at_work: Callable[[bool], int | None] = lambda _coming: None
+        self._stamps = itertools.count(1)  # of batches
         self.steps = torch.zeros(tables, dtype=torch.int64, device=device)
         self.inits, self.scales = self._initialisers(seed)
         self.normal = _native.normal_table().to(device)
         self.has_normal = any(isinstance(config.init, Normal) for config in configs)
-        self._budgets = [budgets(config)[-1] for config in configs]
+        self._budgets = [budget_of(config) for config in configs]
         self._held = [0] * tables  # slots of erased rows that leases may hold
         # Most rows that a table may have.
         self._within = [self._rows_within(budget, number) for number, budget in enumerate(self._budgets)]
@@ -251,6 +284,14 @@ class DeviceRows:
                 f"that are not needed."
             )
 
+    def budget(self, number: int) -> int | None:
+        """Bytes that a table's rows may take with their index."""
+        return self._budgets[number]
+
+    def held_slots(self, number: int) -> int:
+        """Slots of erased rows that leases may hold."""
+        return self._held[number]
+
     def capacity(self, number: int) -> int | None:
         """Most rows that a table may have, if that is known."""
         return None if self._budgets[number] is None else self._within[number]
@@ -286,10 +327,19 @@ class DeviceRows:
 
     # ---- keys
 
-    def pinned_from(self, newest: int) -> int:
-        """The stamp from which on keys are in use, where a batch of that number begins."""
-        oldest = self.oldest_at_work()
-        return newest if oldest is None else min(oldest, newest)
+    def pin(self) -> Pins:
+        """For a batch whose rows must not move until its backward, if one follows."""
+        return self.pins_of(next(self._stamps))
+
+    def pins_of(self, stamp: int) -> Pins:
+        """For the batch of that number, as others are at work now."""
+        oldest = self.oldest_at_work(True)
+        return Pins(stamp, stamp if oldest is None else min(oldest, stamp))
+
+    def pins_at_work(self, pins: Pins) -> Pins:
+        """The same, where batches that are only on their way do not count."""
+        oldest = self.oldest_at_work(False)
+        return Pins(pins.stamp, pins.stamp if oldest is None else min(oldest, pins.stamp))
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -315,16 +365,18 @@ class DeviceRows:
     def find(
         self, v: Any, tables_of: Tensor | Variable, shape: tuple[int, int], insert: bool,
         features_of: Variable | None = None, count: bool = False, rows: bool = True, tickets: Variable | None = None,
+        stamped: bool = False,
     ) -> list[Launch | Fill]:  # fmt: skip
         """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
 
         Behind the index's own, `counts` has one for each family. Where not `rows`, slots are given out, and their rows
-        are left as they are. `tickets` gets that of items in no bag. Of tables with tiers: the slots below.
+        are left as they are. `tickets` gets that of items in no bag. Of tables with tiers: the slots below. Where
+        `stamped`, keys that are found are.
         """
         counted = (self.tally[0], self.tally[1], self.ledger.bad_bags) if count else None
         launches: list[Launch | Fill] = [
             Fill(v.counts, 1 + len(self.storage.families), 0),
-            self.index.find(v, tables_of, shape, insert, features_of, counted, tickets=tickets),
+            self.index.find(v, tables_of, shape, insert, features_of, counted, stamped, tickets),
         ]
         return [*launches, *self._insert(v, [rows] * len(self.storage.families))] if insert else launches
 
@@ -355,6 +407,17 @@ class DeviceRows:
         if place:
             launches += above.move(v, partial(self._bear, v) if insert else None)
         return launches
+
+    def place_ahead(self, v: Any, tables_of: Tensor, shape: tuple[int, int]) -> list[Launch | Fill]:
+        """Rows of a batch that will be looked up come up, where tables have tiers. `v` has FINDING and TIERING."""
+        above = self._above
+        return [
+            Fill(v.counts, 3 + len(self.storage.families), 0),
+            above.find(v, tables_of, shape, None, None, stamped=True, tickets=None),
+            above.find_below(v, self.uncounted, insert=False, place=True, keep=False),
+            *above.place(v),
+            *above.move(v, None),
+        ]
 
     def _insert(self, v: Any, rows: Sequence[bool]) -> list[Launch]:
         births = [self._birth(v, family, own) for family, own in enumerate(rows)]
@@ -420,14 +483,15 @@ class DeviceRows:
             )  # fmt: skip
         return out
 
-    def upsert(self, table: int, keys: Tensor) -> Tensor:
-        """Slots of distinct keys of one table; those without a row are born."""
+    def upsert(self, table: int, keys: Tensor, rows: bool = True, stamp: int = 0) -> Tensor:
+        """Slots of distinct keys of one table; those without a row are born, or, where not `rows`, get a slot for one.
+        New keys are stamped."""
         by_table = [0] * len(self.configs)
         by_table[table] = len(keys)
         self.make_room(self.room.births(by_table))
-        return self.insert(table, keys)
+        return self.insert(table, keys, rows, stamp)
 
-    def insert(self, table: int, keys: Tensor) -> Tensor:
+    def insert(self, table: int, keys: Tensor, rows: bool = True, stamp: int = 0) -> Tensor:
         """The same. REQUIRES: room was made."""
         n = len(keys)
         offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
@@ -435,10 +499,12 @@ class DeviceRows:
         slots = torch.empty(n, dtype=torch.int32, device=self.device)
         v = variables(*self.variables, "tables_of")
         program = self._programs.of(
-            ("insert", keys.data_ptr() % 16), True, lambda: self.find(v, v.tables_of, (1, 1), insert=True)
+            ("insert", keys.data_ptr() % 16, rows),
+            True,
+            lambda: self.find(v, v.tables_of, (1, 1), insert=True, rows=rows),
         )
         space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True)))
-        program.run(*self.values(keys, offsets, slots, space, 1, 1), tables_of)
+        program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), tables_of)
         return slots
 
     def find_rows(self, table: int, keys: Tensor) -> Tensor:
@@ -461,6 +527,10 @@ class DeviceRows:
         self._gone[table] += len(slots)
         self.tidy(table, len(slots))
         return slots, copies
+
+    def returned(self, table: int, keys: int) -> None:
+        """So many keys that were gone were not born, but came back."""
+        self._gone[table] -= keys
 
     def tidy(self, table: int, gone: int) -> None:
         """Build a table's index anew once as many keys are gone from it, or were refused, as half of what it holds."""

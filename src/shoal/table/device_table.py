@@ -1,6 +1,6 @@
-"""One table in device memory, as its handle sees it. Its methods may wait for the device."""
+"""One table on a device, as its handle sees it. Its methods may wait for the device."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +10,16 @@ from torch import Tensor
 from shoal.config import Column
 from shoal.errors import CapacityError
 from shoal.metrics import Counters
-from shoal.storage.hbm import CHANGED_AND_DIRTY_FLAGS, ERASED_FLAG
+from shoal.storage.hbm import CHANGED_FLAGS, ERASED_FLAG
 from shoal.table.content import TableContent, TableStats, TierStats
-from shoal.table.device_rows import DeviceRows, budgets, last_tier
+from shoal.table.device_below import DeviceBelow
+from shoal.table.device_rows import DeviceRows, budget_above, last_tier
 
 
 class DeviceTable:
-    """Rows of one table in device memory. Its group's lock covers every method."""
+    """Rows of one table on a device, and below it. Its group's lock covers every method."""
 
-    def __init__(self, rows: DeviceRows, number: int) -> None:
+    def __init__(self, rows: DeviceRows, number: int, folder: str = "") -> None:
         self.config = rows.configs[number]
         self.counters = Counters()
         self.backwards = 0
@@ -28,6 +29,8 @@ class DeviceTable:
         self._rows = rows
         self._number = number
         self._family = rows.families[number]
+        self._packed = rows.storage.families[self._family].packed
+        self.below = DeviceBelow(rows, number, folder) if number in rows.deep else None
         # Slots of erased rows, and of their copies above, with the newest lease that may hold them.
         self._limbo: list[tuple[int, Tensor, Tensor]] = []
 
@@ -42,34 +45,54 @@ class DeviceTable:
         return self.config.optimizer is not None and self.config.optimizer.clip.nonfinite == "raise"
 
     def __len__(self) -> int:
-        return int(self._rows.ledger.keys[self._number])
+        return int(self._rows.ledger.keys[self._number]) + (0 if self.below is None else self.below.away)
 
     def keys(self) -> Tensor:
         """Every key, in ascending order."""
-        return self._rows.index.entries(self._number)[0].sort().values
+        keys = self._rows.index.entries(self._number)[0]
+        if self.below is None:
+            return keys.sort().values
+        everywhere: Tensor = torch.unique(torch.cat([keys, self.below.below.storage.keys().to(keys.device)]))
+        return everywhere
 
     def _find(self, keys: Tensor) -> Tensor:
         return self._rows.find_rows(self._number, keys)
 
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row."""
-        return self._find(keys) >= 0
+        found = self._find(keys) >= 0
+        if self.below is not None and not bool(found.all()):
+            found[~found] = self.below.contains(keys[~found])
+        return found
 
     def lookup(self, keys: Tensor) -> Tensor:
         """The weights of each key; one without a row reads as what is missing does."""
         slots = self._find(keys)
         weights = self._rows.storage.read(self._family, slots)
+        absent = self._absent(keys, slots)
         dtype = getattr(torch, self.config.dtype)
         if self.config.missing == "zero":
             unborn = torch.zeros_like(weights)
         else:
             unborn = self._rows.first_rows(self._number, keys).to(dtype).to(torch.float32)
-        return torch.where((slots >= 0)[:, None], weights, unborn)
+        out = torch.where((slots >= 0)[:, None], weights, unborn)
+        if absent is not None:
+            out[absent[0]] = self._packed.weights(absent[1])
+        return out
+
+    def _absent(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of keys that have no slot and are below: where they stand, and their rows."""
+        read = None if self.below is None else self.below.read(keys, slots)
+        return None if read is None else (read[0].to(keys.device), read[1].to(keys.device))
 
     def state(self, keys: Tensor) -> dict[str, Tensor]:
         """The optimizer's columns of each key; one without a row reads as one is born."""
         slots = self._find(keys)
-        return {column.name: self._read_state(column, slots) for column in self.config.columns}
+        state = {column.name: self._read_state(column, slots) for column in self.config.columns}
+        if state and (absent := self._absent(keys, slots)):
+            for column in self.config.columns:
+                state[column.name][absent[0]] = self._packed.state(column, absent[1])
+        return state
 
     def _read_state(self, column: Column, slots: Tensor) -> Tensor:
         held = self._rows.storage.read_state(self._family, column, slots)
@@ -79,24 +102,41 @@ class DeviceTable:
         """The score of each key; NaN for one without a row."""
         slots = self._find(keys)
         held = self._rows.storage.read_scores(self._family, slots)
-        return torch.where(slots >= 0, held, torch.full_like(held, torch.nan))
+        scores = torch.where(slots >= 0, held, torch.full_like(held, torch.nan))
+        if absent := self._absent(keys, slots):
+            scores[absent[0]] = self._packed.scores(absent[1])
+        return scores
 
     def assign(self, keys: Tensor, weights: Tensor) -> None:
         """Set the weights of keys, of duplicates the last; those without a row are born."""
         distinct, inverse = torch.unique(keys, return_inverse=True)
-        self._upsert(distinct)
-        slots = self._find(distinct)
         last = torch.zeros_like(distinct).scatter_reduce_(
             0, inverse, torch.arange(len(keys), device=keys.device), "amax", include_self=False
         )
-        self._rows.storage.write(self._family, slots, weights[last])
-        self._rows.storage.add_flags(self._family, slots, CHANGED_AND_DIRTY_FLAGS)
+        if self.below is not None:
+            self.below.require_place(len(distinct) - int(self.contains(distinct).sum()))
+        for some in self._chunks(len(distinct)):
+            self._upsert(distinct[some])
+            slots = self._find(distinct[some])
+            self._rows.storage.write(self._family, slots, weights[last[some]])
+            self._rows.storage.add_flags(self._family, slots, CHANGED_FLAGS)
+
+    def _chunks(self, n: int) -> Iterator[Tensor]:
+        """Of so many keys those that go through memory together."""
+        size = n or 1 if self.below is None else self.below.chunk
+        yield from torch.arange(n, device=self._rows.device).split(size)
 
     def _upsert(self, distinct: Tensor) -> Tensor:
         """The slots of keys, which are born where they have none; of tables with tiers, those below."""
-        held = self._find(distinct) >= 0
-        self._rows.require_room(self._number, len(self) + int((~held).sum()))
-        slots = self._rows.upsert(self._number, distinct)
+        stamp = 0
+        if self.below is None:
+            held = self._find(distinct) >= 0
+            self._rows.require_room(self._number, len(self) + int((~held).sum()))
+        else:
+            pins = self._rows.pin()
+            self.below.reach(distinct, pins, bearing=True)
+            stamp = pins.stamp
+        slots = self._rows.upsert(self._number, distinct, stamp=stamp)
         if bool((slots < 0).any()):
             raise CapacityError(
                 f"[table {self.config.name!r}] {int((slots < 0).sum())} keys found no room. Raise "
@@ -106,16 +146,20 @@ class DeviceTable:
 
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
-        slots, copies = self._rows.erase(self._number, torch.unique(keys))
+        distinct = torch.unique(keys)
+        erased = 0 if self.below is None else self.below.erase(distinct)
+        slots, copies = self._rows.erase(self._number, distinct)
+        erased += len(slots)
+        if erased:
+            self.counters.add("erased", erased)
         if len(slots):
-            self.counters.add("erased", len(slots))
             if newest_lease is not None:
                 self._rows.storage.add_flags(self._family, torch.cat([slots, copies]), ERASED_FLAG)
             elif self._freed(slots, copies):
-                return len(slots)
+                return erased
             self._limbo.append((newest_lease or 0, slots, copies))
             self._rows.hold(self._number, len(slots))
-        return len(slots)
+        return erased
 
     @property
     def has_limbo(self) -> bool:
@@ -144,6 +188,8 @@ class DeviceTable:
 
     def clear(self) -> None:
         """Forget every row."""
+        if self.below is not None:
+            self.below.clear()
         self._rows.clear(self._number)
         for _lease, slots, copies in self._limbo:
             self._rows.give(self._number, slots, copies[:0])  # all slots above are free by now
@@ -160,55 +206,59 @@ class DeviceTable:
         """Have this content instead. REQUIRES: it fits the config, and there is room."""
         device = self._rows.device
         self.clear()
-        slots = self._upsert(content.keys.to(device))
         storage = self._rows.storage
-        storage.write(self._family, slots, content.weights.to(device).to(torch.float32))
-        for column in self.config.columns:
-            if column.name in content.state:
-                storage.write_state(self._family, column, slots, content.state[column.name].to(device))
-        storage.write_scores(self._family, slots, content.scores.to(device))
+        for chunk in self._chunks(len(content.keys)):
+            some = chunk.to(content.keys.device)
+            slots = self._upsert(content.keys[some].to(device))
+            storage.write(self._family, slots, content.weights[some].to(device).to(torch.float32))
+            for column in self.config.columns:
+                if column.name in content.state:
+                    storage.write_state(self._family, column, slots, content.state[column.name][some].to(device))
+            storage.write_scores(self._family, slots, content.scores[some].to(device))
         self._rows.steps[self._number] = content.step
 
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now. Slabs are shared by tables of one layout: bytes are its own rows'."""
         counted = self._rows.counted(self._number)
         tiers = self._tiers(counted)
-        index_bytes = sum(tier.index_bytes for tier in tiers)
-        size = sum(tier.bytes for tier in tiers)
+        memory = tiers if self.below is None else tiers[:-1]
+        index_bytes = sum(tier.index_bytes for tier in memory)
+        size = sum(tier.bytes for tier in memory)
         return TableStats(
             rows=len(self),
             bytes=size,
             index_bytes=index_bytes,
             storage_bytes=size - index_bytes,
-            budget_bytes=tiers[-1].budget_bytes,
+            budget_bytes=self._rows.budget(self._number),
             step=self.step,
             counters=self.counters.snapshot() | counted | {"steps": self.step},
             tiers=tiers,
         )
 
     def _tiers(self, counted: Mapping[str, int]) -> tuple[TierStats, ...]:
-        rows, above, row_bytes = len(self), self._rows.above, self._rows.layout(self._number).row_bytes
+        above, row_bytes = self._rows.above, self._rows.layout(self._number).row_bytes
+        rows = int(self._rows.ledger.keys[self._number])
         index_bytes = self._rows.index.bytes(self._number)
         last = TierStats(
             name=last_tier(self.config),
             rows=rows,
             bytes=index_bytes + rows * row_bytes,
-            budget_bytes=budgets(self.config)[-1],
+            budget_bytes=self._rows.budget(self._number),
             index_bytes=index_bytes,
             hits=counted["hits"],
             misses=counted["lookups"] - counted["hits"],
             capacity=self._rows.capacity(self._number),
         )
         if above is None or not above.has(self._number):
-            return (last,)
-        copies, dirty, pinned = above.held(self._number, self._rows.oldest_at_work())
+            return self._with_storage(last)
+        copies, dirty, pinned = above.held(self._number, self._rows.oldest_at_work(True))
         promoted, demoted = above.counted(self._number)
         not_above = self._rows.not_above(self._number)
         first = TierStats(
             name="Hbm",
             rows=copies,
             bytes=above.bytes(self._number),
-            budget_bytes=budgets(self.config)[0],
+            budget_bytes=budget_above(self.config),
             index_bytes=above.index.bytes(self._number),
             hits=counted["lookups"] - not_above,
             misses=not_above,
@@ -224,4 +274,7 @@ class DeviceTable:
             read_bytes=promoted * row_bytes,
             written_bytes=demoted * row_bytes,
         )
-        return first, last
+        return first, *self._with_storage(last)
+
+    def _with_storage(self, last: TierStats) -> tuple[TierStats, ...]:
+        return (last,) if self.below is None else self.below.stats(last)

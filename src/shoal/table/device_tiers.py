@@ -200,7 +200,7 @@ class UpperTier:
 
     def find(
         self, v: Any, tables_of: Tensor, shape: tuple[int, int], features_of: Variable | None,
-        counted: tuple[Tensor, Tensor, Tensor], stamped: bool, tickets: Variable | None,
+        counted: tuple[Tensor, Tensor, Tensor] | None, stamped: bool, tickets: Variable | None,
     ) -> Launch:  # fmt: skip
         """Slots of all items whose rows are above, and a list of the others."""
         return self.index.find(self._asked(v), tables_of, shape, True, features_of, counted, stamped, tickets)
@@ -253,6 +253,10 @@ class UpperTier:
             ),
             v, PLACE=place, BLOCK=_LIST_BLOCK,
         )  # fmt: skip
+
+    def pin(self, v: Any) -> Launch:
+        """Stamp the rows below of the list."""
+        return self._walk(kernels.pin, (self.anchor, self._asked(v).counts, v.home_at, v.stamp), v, BLOCK=_LIST_BLOCK)
 
     def move(self, v: Any, births: Callable[[int, Mapping[str, Any]], Launch] | None) -> list[Launch]:
         """Rows up and down; `births` makes the launch that writes a family's first rows, given what rows are like."""

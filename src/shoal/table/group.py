@@ -5,6 +5,7 @@ table/host_group.py, where they are in device memory table/device_group.py.
 """
 
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table
 from shoal.errors import DeviceError, ForkError, InputError, OutOfMemoryError
+from shoal.storage import Storage
 from shoal.table.content import TableContent, TableStats
 from shoal.table.lease import Leases
 
@@ -44,14 +46,14 @@ def is_refused_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-class _Held:
+class Held:
     """A group's lock, and its device. Memory that was refused meanwhile is an OutOfMemoryError that says where."""
 
-    __slots__ = ("_alone", "_before", "_group")
+    __slots__ = ("_before", "_group", "_lock")
 
-    def __init__(self, group: "Group", alone: bool) -> None:
+    def __init__(self, group: "Group", lock: Callable[[], None]) -> None:
         self._group = group
-        self._alone = alone
+        self._lock = lock
         self._before: int | None = None
 
     def __enter__(self) -> None:
@@ -62,10 +64,7 @@ class _Held:
                 self._before = before
                 torch.cuda.set_device(self._group.device)
         try:
-            if self._alone:
-                self._group._lock_alone()
-            else:
-                self._group._lock_shared()
+            self._lock()
         except BaseException:
             self._leave_device()
             raise
@@ -99,9 +98,6 @@ class Staging(Protocol):
         """Put them in the top tier. `may_wait`, asked where batches hold all of it, waits for a while and says whether
         to try again; where not, the lookup brings them."""
 
-    def arrive(self) -> None:
-        """The batch is about to be looked up, by this thread."""
-
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
 
@@ -120,6 +116,17 @@ class LossScale(Protocol):
 
     def found_nonfinite(self) -> None:
         """Hear that a backward was skipped."""
+
+
+def _close(storages: Sequence[Storage], process: int) -> None:
+    if os.getpid() == process:  # a forked child has no part in them
+        for storage in storages:
+            storage.close()
+
+
+def close_in_the_end(group: "Group", storages: Sequence[Storage]) -> None:
+    """Close what is below a group's tables when it goes."""
+    weakref.finalize(group, _close, storages, os.getpid())
 
 
 class GroupTable(Protocol):
@@ -203,20 +210,20 @@ class Group(ABC):
                 f"here."
             )
 
-    def reading(self) -> "_Held":
+    def reading(self) -> "Held":
         """Beside other readers: rows as they are between steps."""
-        return _Held(self, alone=False)
+        return Held(self, self._lock_shared)
 
-    def reading_all(self) -> "_Held":
+    def reading_all(self) -> "Held":
         """The same where scores are looked at: those of forwards that were dropped are raised first."""
         if self._leases.has_ended:
             with self.writing():
                 pass
         return self.reading()
 
-    def writing(self) -> "_Held":
+    def writing(self) -> "Held":
         """Alone."""
-        return _Held(self, alone=True)
+        return Held(self, self._lock_alone)
 
     def _lock_shared(self) -> None:
         self._in_own_process()

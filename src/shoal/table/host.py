@@ -215,7 +215,7 @@ class HostTable:
         keys, slots, dirty = self._victims.choose(self.index.native, self.storage.rows, self.clock, pins, wanted)
         if len(keys) < n:
             return None
-        piece = max(_WRITE_BYTES // self.storage.packed_bytes, 1)
+        piece = max(_WRITE_BYTES // self.storage.packed.bytes, 1)
         packed = [self.storage.pack(some) for some in slots[:dirty].split(piece)] if dirty else []
         leaving = Leaving(keys, slots, dirty, packed, forced)
         self._leaving.append(leaving)  # before they count as clean: from here on they stay until they are written
@@ -508,7 +508,7 @@ class HostTable:
         slots = self.find(keys)
         out = self.storage.read(slots, self.missing, keys)
         if absent := self._absent(keys, slots):
-            out[absent[0]] = self.storage.unpacked_weights(absent[1])
+            out[absent[0]] = self.storage.packed.weights(absent[1])
         return out
 
     def state(self, keys: Tensor) -> dict[str, Tensor]:
@@ -517,7 +517,7 @@ class HostTable:
         state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
         if state and (absent := self._absent(keys, slots)):
             for column in self.config.columns:
-                state[column.name][absent[0]] = self.storage.unpacked_state(column, absent[1])
+                state[column.name][absent[0]] = self.storage.packed.state(column, absent[1])
         return state
 
     def scores(self, keys: Tensor) -> Tensor:
@@ -525,7 +525,7 @@ class HostTable:
         slots = self.find(keys)
         scores = self.storage.read_scores(slots)
         if absent := self._absent(keys, slots):
-            scores[absent[0]] = self.storage.unpacked_scores(absent[1])
+            scores[absent[0]] = self.storage.packed.scores(absent[1])
         return scores
 
     def assign(self, keys: Tensor, weights: Tensor) -> None:
@@ -557,10 +557,10 @@ class HostTable:
         scores = self.storage.read_scores(slots)
         if absent := self._absent(keys, slots):
             at, rows = absent
-            weights[at] = self.storage.unpacked_weights(rows).to(weights.dtype)
-            scores[at] = self.storage.unpacked_scores(rows)
+            weights[at] = self.storage.packed.weights(rows).to(weights.dtype)
+            scores[at] = self.storage.packed.scores(rows)
             for column in self.config.columns:
-                state[column.name][at] = self.storage.unpacked_state(column, rows)
+                state[column.name][at] = self.storage.packed.state(column, rows)
         return TableContent(keys, weights, state, scores, self.step)
 
     def fill(self, content: TableContent) -> None:

@@ -1,6 +1,5 @@
 """A group whose rows are in host memory: all tables of a collection, whatever their layout."""
 
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,10 @@ from shoal.errors import InputError, NonFiniteError
 from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
-from shoal.storage import Storage
 from shoal.table.arrivals import alone_in, arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
-from shoal.table.group import Group, is_refused_memory
+from shoal.table.group import Group, close_in_the_end, is_refused_memory
 from shoal.table.host import HostTable, filled
 from shoal.table.lease import Leases
 from shoal.table.parts import Part
@@ -62,12 +60,6 @@ def _pin(group: "weakref.ref[HostGroup]", number: int, pins: _native.Pins, stage
         held._pin(number, pins, staged)
 
 
-def _close(storages: Sequence[Storage], process: int) -> None:
-    if os.getpid() == process:  # a forked child has no part in them
-        for storage in storages:
-            storage.close()
-
-
 class HostGroup(Group):
     """Tables in host memory."""
 
@@ -86,8 +78,7 @@ class HostGroup(Group):
         for number, table in enumerate(self.tables):
             table.pin = partial(_pin, weakref.ref(self), number)
             table.indexes = self.indexes
-        storages = [table.below.storage for table in self.tables if table.below is not None]
-        weakref.finalize(self, _close, storages, os.getpid())
+        close_in_the_end(self, [table.below.storage for table in self.tables if table.below is not None])
 
     def _touch(self, batch: Batch) -> None:
         for part in batch.plan.parts:

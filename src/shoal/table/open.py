@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.config import Dram, Hbm, Table
+from shoal.config import Hbm, Table
 from shoal.errors import ConfigError, DeviceError
 from shoal.table.group import Group
 from shoal.table.host_group import HostGroup
@@ -17,18 +17,10 @@ def open_group(name: str, configs: Sequence[Table], seed: int, device: torch.dev
     if not on_device and device.type != "cpu":
         raise DeviceError(f"[{name}] tables live on cpu or cuda; got {device}.")
     for config in configs:
-        if config.tiers is None:
-            continue
-        below = config.tiers[1:]
-        if on_device and (config.tier(Hbm) is None or any(not isinstance(tier, Dram) for tier in below)):
-            raise ConfigError(
-                f"[{name}] table {config.name!r} must have tiers=[Hbm(...)] or [Hbm(...), Dram(...)] on {device}; got "
-                f"{list(config.tiers)!r}."
-            )
         if not on_device and config.tier(Hbm) is not None:
             raise ConfigError(
                 f"[{name}] table {config.name!r} must have tiers=[Dram(...)] on {device}, with or without a tier below "
-                f"it; got {list(config.tiers)!r}."
+                f"it; got {list(config.tiers or ())!r}."
             )
     if not on_device:
         return HostGroup(name, configs, seed)

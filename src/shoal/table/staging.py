@@ -149,9 +149,6 @@ class HostStaging:
         if failed:
             raise failed[0]
 
-    def arrive(self) -> None:
-        """Nothing is left to do."""
-
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
         if self.group.staged.get(self.address) is self:

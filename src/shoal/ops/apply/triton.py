@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from shoal.ops.birth.triton import (
-    CHANGED_AND_DIRTY,
+    CHANGED,
     ERASED,
     INIT_COLUMNS,
     flags_at,
@@ -143,4 +143,4 @@ def apply_rows(
     score = tl.load(scores + table, mask=going, other=0).to(tl.float64)
     scores_at = anchor.to(tl.pointer_type(tl.float64), bitcast=True) + tail_at * 2 + score_at(STATE) // 2
     tl.store(scores_at, score, mask=going & (scored < score))
-    tl.store(anchor + tail_at * 4 + flags_at(STATE), flags | CHANGED_AND_DIRTY, mask=going)
+    tl.store(anchor + tail_at * 4 + flags_at(STATE), flags | CHANGED, mask=going)

@@ -14,8 +14,9 @@ NORMAL = tl.constexpr(3)
 # Columns of a table's initialiser: kind, stream of births, stream of rounding.
 INIT_COLUMNS = tl.constexpr(3)
 
-# A row's tail: state, score (float64, at an even word) and flags (int32), where it fits between the two.
-CHANGED_AND_DIRTY = tl.constexpr(3)
+# A row's tail: state, score (float64, at an even word) and flags (int32), where it fits between the two. A row that
+# changed has (1), differs from its home below (2) and from what a storage below all memory has of it (8).
+CHANGED = tl.constexpr(1 | 2 | 8)
 ERASED = tl.constexpr(4)
 
 
@@ -155,7 +156,7 @@ def bear(
     scores = anchor.to(tl.pointer_type(tl.float64), bitcast=True)
     step = tl.load(steps + table, mask=has, other=0).to(tl.float64)
     tl.store(scores + tail_at * 2 + score_at(STATE) // 2, step, mask=has)
-    tl.store(anchor + tail_at * 4 + flags_at(STATE), CHANGED_AND_DIRTY, mask=has)
+    tl.store(anchor + tail_at * 4 + flags_at(STATE), CHANGED, mask=has)
     begins = tl.load(first_state + word, mask=word < STATE, other=0.0)
     tl.store(
         floats + (tail_at * 4)[:, None] + word[None, :],

@@ -219,8 +219,9 @@ def find(
     bucket_at, _ends, entry, slot = probe_entries(anchor, base, buckets, key, live)
     if STAMP:
         stamps = anchor + bucket_at // 4 + FIRST_SLOT + STAMP_BEHIND_SLOT + entry
-        # Keys come many times, and all but the first would write what is there.
-        older = tl.load(stamps, mask=slot >= 0, other=stamp) != stamp
+        # Keys come many times, and all but the first would write what is there. A batch that is only on its way may
+        # have been numbered before one that is at work.
+        older = tl.load(stamps, mask=slot >= 0, other=stamp) < stamp
         tl.store(stamps, tl.zeros_like(slot) + stamp, mask=older)
     item = copy * n + at
     tl.store(slots + item, slot, mask=at < n)
@@ -331,6 +332,24 @@ def erase(anchor, at, buckets, keys, slots, n, BLOCK: tl.constexpr):
     # Where no key went on, none needs to in future.
     tl.store(anchor + bucket_at // 4 + FIRST_SLOT + entry, tl.where(ends, EMPTY, HOLE), mask=slot >= 0)
     tl.store(slots + lane, slot, mask=live)
+
+
+@triton.jit
+def stamp_keys(anchor, at, buckets, keys, stamps, stamp, n, READ: tl.constexpr, BLOCK: tl.constexpr):
+    """Stamp the keys of one table that it has, unless they have a later stamp. Where READ, `stamps` gets what they
+    have instead."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = lane < n
+    key = tl.load(keys + lane, mask=live, other=0)
+    bucket_at, _ends, entry, slot = probe_entries(
+        anchor, tl.zeros_like(key) + at, tl.zeros_like(key) + buckets, key, live
+    )
+    word = anchor + bucket_at // 4 + FIRST_SLOT + STAMP_BEHIND_SLOT + entry
+    last = tl.load(word, mask=slot >= 0, other=stamp)
+    if READ:
+        tl.store(stamps + lane, last, mask=slot >= 0)
+    else:
+        tl.store(word, tl.zeros_like(slot) + stamp, mask=last < stamp)
 
 
 @triton.jit

@@ -357,6 +357,20 @@ def settle(
         first += tl.num_programs(0) * BLOCK
 
 
+@triton.jit(do_not_specialize=["stamp"])
+def pin(anchor, asked_count, home_at, stamp, BLOCK: tl.constexpr):
+    """Stamp the listed items whose rows are below: they are needed soon."""
+    total = tl.load(asked_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        at = tl.load(home_at + lane, mask=lane < total, other=NOT_WON)
+        has = at != NOT_WON
+        last = tl.load(anchor + at + STAMP_BEHIND_SLOT, mask=has, other=stamp)
+        tl.store(anchor + at + STAMP_BEHIND_SLOT, tl.zeros_like(last) + stamp, mask=last < stamp)
+        first += tl.num_programs(0) * BLOCK
+
+
 @triton.jit
 def home_word(anchor, homes, slot, has, SLAB_BITS: tl.constexpr):
     """Where the homes of slots above are."""

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from shoal.ops.apply.triton import apply_rows, load_rows
 from shoal.ops.birth.triton import (
-    CHANGED_AND_DIRTY,
+    CHANGED,
     INIT_COLUMNS,
     ZEROS,
     first_row,
@@ -67,7 +67,7 @@ def touch(
     flagged = anchor + tail_at * 4 + flags_at(STATE)
     older = live & (tl.load(scored, mask=live, other=0.0) < score)
     tl.store(scored, score, mask=older)
-    tl.store(flagged, tl.load(flagged, mask=older, other=0) | CHANGED_AND_DIRTY, mask=older)
+    tl.store(flagged, tl.load(flagged, mask=older, other=0) | CHANGED, mask=older)
 
 
 @triton.jit(do_not_specialize=["n", "batch", "features"])

@@ -1,0 +1,54 @@
+"""CUDA streams for the thread that takes batches from a loader: what it does on a device, it does beside the loop."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+Events = Sequence[torch.cuda.Event]
+
+
+class LoaderStreams:
+    """One stream on each device. Where there is none, nothing."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._streams = [torch.cuda.Stream(device) for device in devices]
+        # Batches that the loop was given and is done with, as far as the host knows. Their memory is that of these
+        # streams: it must not be theirs again before the loop's streams are done too.
+        self._used: deque[tuple[Any, Events]] = deque()
+        for stream in self._streams:  # what the loader has by now may have been made there
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """They are this thread's current streams."""
+        with ExitStack() as stack:
+            for stream in reversed(self._streams):  # the first one's device is current at last
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+
+    def ready(self) -> Events:
+        """What they were given so far."""
+        return [stream.record_event() for stream in self._streams]
+
+    def hand_over(self, ready: Events) -> None:
+        """The current streams wait for a batch."""
+        for stream, event in zip(self._streams, ready, strict=True):
+            torch.cuda.current_stream(stream.device).wait_event(event)
+
+    def take_back(self, batch: Any) -> None:
+        """The loop goes on to the next one. The batch is kept until the current streams are done with it."""
+        if not self._streams:
+            return
+        self._used.append((batch, [torch.cuda.current_stream(one.device).record_event() for one in self._streams]))
+        while self._used and all(event.query() for event in self._used[0][1]):
+            self._used.popleft()
+
+    def close(self) -> None:
+        """Keep nothing: the memory comes back to these streams, behind the loop's."""
+        for _batch, events in self._used:
+            for stream, event in zip(self._streams, events, strict=True):
+                stream.wait_event(event)
+        self._used.clear()

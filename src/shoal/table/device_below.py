@@ -1,0 +1,308 @@
+"""What a table on a device has below the memory that kernels reach: a storage by key, which the host asks.
+
+Rows are brought before a batch is looked up, and leave when others need their place: the host chooses them, writes what
+changed, and then takes them out. Until they are written they stay, so no row is ever in no place.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shoal.config import Table, format_size
+from shoal.errors import CapacityError
+from shoal.storage.hbm import UNSAVED_FLAG
+from shoal.table.below import Below
+from shoal.table.content import TierStats
+from shoal.table.device_missing import Missing
+from shoal.table.device_rows import DeviceRows, Pins, last_tier
+
+# Rows leave some at a time: choosing them stops for the device. At most so many, or this part of the table.
+_LEAVE_TOGETHER = 1 << 16
+_LEAVING_PART = 16
+# They are the oldest among so many times as many, from one place of the index to the next.
+_LOOKED_AT = 4
+# Keys of a call that go through memory together, as a part of what it holds.
+_CHUNK_PART = 4
+
+
+@dataclass(eq=False)
+class Leaving:
+    """Rows that are about to leave: they were chosen, and those that had changed are being written."""
+
+    keys: Tensor
+    changed: Tensor  # keys, on the host
+    rows: Tensor  # theirs
+
+
+class DeviceBelow:
+    """The storage below one table. The group's lock covers its methods, but for `write_leaving`."""
+
+    def __init__(self, rows: DeviceRows, number: int, folder: str) -> None:
+        self.config: Table = rows.configs[number]
+        self.below = Below(self.config, folder)
+        self.away = len(self.below.storage)  # rows that are there alone
+        self.fetched = 0  # positions of batches whose keys were there
+        self.epoch = 0  # changes when rows may be gone that batches on their way need
+        self._rows = rows
+        self._number = number
+        self._family = rows.families[number]
+        self._hand = 0  # the bucket where the next that leave are looked for
+        self._promotions = self._demotions = 0
+
+    @property
+    def _most(self) -> int:
+        """Rows that fit the memory that kernels reach."""
+        most = self._rows.capacity(self._number)
+        assert most is not None
+        return most
+
+    @property
+    def chunk(self) -> int:
+        """Keys that go through memory together."""
+        return max(self._most // _CHUNK_PART, 1)
+
+    # ---- rows that come
+
+    def bring(self, missing: Missing, answer: tuple[Tensor, Tensor], pins: Pins, training: bool) -> None:
+        """Put rows of keys that kernels do not reach where they do, and make room for those that will be born.
+        `answer`: what the storage said of the keys."""
+        rows, found = answer
+        births = int((missing.trains & ~found).sum()) if training else 0
+        self.require_place(births)
+        has = int(found.sum())
+        self._make_room(has + births, pins)
+        if has:
+            self.insert(missing.keys[found], rows[found], pins.stamp)
+            self.fetched += int(missing.times[found].sum())
+
+    def insert(self, keys: Tensor, rows: Tensor, stamp: int) -> None:
+        """Put rows of the storage in memory. REQUIRES: none of them is there, and there is room."""
+        reached = self._rows
+        slots = reached.upsert(self._number, keys.to(reached.device), rows=False, stamp=stamp)
+        if bool((slots < 0).any()):
+            raise CapacityError(
+                f"[table {self.config.name!r}] {int((slots < 0).sum())} rows of its storage found no place in memory. "
+                f"Raise {last_tier(self.config)}(...) in Table(tiers=)."
+            )
+        reached.storage.unpack(self._family, slots, rows.to(reached.device))
+        reached.returned(self._number, len(keys))
+        self.away -= len(keys)
+        self._promotions += len(keys)
+
+    def require_place(self, births: int) -> None:
+        """Every row has a place below from its birth on, so that it can always leave memory."""
+        capacity = self.below.capacity
+        if capacity is None or not births:
+            return
+        rows = self._in_memory() + self.away
+        if rows + births > capacity:
+            raise CapacityError(
+                f"[table {self.config.name!r}] its {rows} rows and {births} new ones are more than the {capacity} that "
+                f"its lowest tier takes. Raise Ssd(size=), of which rows fill half, or erase keys that are not needed."
+            )
+
+    def require_place_for(self, rows: int) -> None:
+        """Raise CapacityError where so many rows are more than the table can have."""
+        capacity = self.below.capacity
+        if capacity is not None and rows > capacity:
+            raise CapacityError(
+                f"[table {self.config.name!r}] {rows} rows are more than the {capacity} that its lowest tier takes. "
+                f"Raise Ssd(size=), of which rows fill half. Nothing was loaded."
+            )
+
+    def _in_memory(self) -> int:
+        return int(self._rows.ledger.keys[self._number])
+
+    def spare(self) -> int:
+        """Rows that memory has room for."""
+        return self._most - self._rows.held_slots(self._number) - self._in_memory()
+
+    def is_absent(self, keys: Tensor) -> Tensor:
+        """Whether each key of the host is out of kernels' reach; on the host."""
+        return (self._rows.index.find_keys(self._number, keys.to(self._rows.device)) < 0).cpu()
+
+    def keep(self, keys: Tensor, pins: Pins) -> None:
+        """Rows of these keys of the host stay, as long as that batch is at work or on its way."""
+        self._rows.index.stamp_keys(self._number, keys.to(self._rows.device), pins.stamp)
+
+    # ---- rows that leave
+
+    def has_room_for_births(self, births: int, pins: Pins) -> bool:
+        """Let rows leave for so many that will be born; says whether enough could. Waits for the device only where what
+        is known is not enough."""
+        if not births:
+            return True
+        most = self._rows.room.most(self._number) + births
+        capacity = self.below.capacity
+        if capacity is not None and most + self.away > capacity:
+            self.require_place(births)
+        return most + self._rows.held_slots(self._number) <= self._most or self._has_made_room(births, pins)
+
+    def _make_room(self, more: int, pins: Pins) -> None:
+        """Let rows leave for so many others; those that batches on their way need only if no others can."""
+        if self._has_made_room(more, pins):
+            return
+        self.epoch += 1
+        if not self._has_made_room(more, self._rows.pins_at_work(pins)):
+            memory = format_size(self._rows.budget(self._number) or 0)
+            raise CapacityError(
+                f"[table {self.config.name!r}] its memory of {memory} holds {self._in_memory()} rows, and batches at "
+                f"work need so many of them that {more - self.spare()} cannot leave. Raise "
+                f"{last_tier(self.config)}(...) in Table(tiers=), use smaller batches, or run backwards before further "
+                f"forwards."
+            )
+
+    def _has_made_room(self, more: int, pins: Pins) -> bool:
+        """Let rows leave, if enough can; what had changed is written below first."""
+        lacking = more - self.spare()
+        if lacking <= 0:
+            return True
+        for also_above in (False, True):
+            leaving = self.begin_leaving(lacking, pins, also_above)
+            if leaving is not None:
+                try:
+                    with self.below.writing:
+                        self.write_leaving(leaving)
+                except BaseException:
+                    self.stay(leaving)
+                    raise
+                self._forget(leaving.keys)
+                return True
+        return False
+
+    def begin_leaving(self, n: int, pins: Pins, also_above: bool = False) -> Leaving | None:
+        """Choose n rows to leave, and take what is to be written of them; None where so many cannot. They count as
+        unchanged from here on. `also_above`: those with a copy in device memory too, which were used last."""
+        wanted = max(n, min(self._in_memory() // _LEAVING_PART, _LEAVE_TOGETHER))
+        keys = self._oldest(wanted, pins, also_above)
+        if len(keys) < n:
+            return None
+        storage, slots = self._rows.storage, self._rows.find_rows(self._number, keys)
+        flags = storage.read_flags(self._family, slots)
+        changed = (flags & UNSAVED_FLAG) != 0
+        rows = storage.pack(self._family, slots[changed])
+        leaving = Leaving(keys, keys[changed].cpu(), rows.cpu())
+        storage.set_flags(self._family, slots[changed], flags[changed] & ~UNSAVED_FLAG)
+        return leaving
+
+    def _oldest(self, wanted: int, pins: Pins, also_above: bool) -> Tensor:
+        """Keys that were not used for long, and are not in use."""
+        index, above, number = self._rows.index, self._rows.above, self._number
+        buckets = index.buckets(number)
+        looked = min(buckets, max(_LOOKED_AT * wanted * buckets // max(self._in_memory(), 1), 1))
+        found: list[tuple[Tensor, Tensor]] = []
+        seen = many = 0
+        while seen < buckets and many < wanted:
+            run = min(looked, buckets - seen, buckets - self._hand)
+            keys, stamps = index.stamped(number, self._hand, run)
+            free = stamps < pins.oldest
+            keys, stamps = keys[free], stamps[free]
+            if above is not None and above.has(number):
+                # The index below does not hear of what is used above.
+                copies = above.find_keys(number, keys) >= 0
+                if also_above:
+                    last = above.index.stamps_of(number, keys)
+                    stamps = torch.where(copies, last, stamps)
+                    copies &= last >= pins.oldest
+                keys, stamps = keys[~copies], stamps[~copies]
+            found.append((keys, stamps))
+            seen, many = seen + run, many + len(keys)
+            self._hand = (self._hand + run) % buckets
+        if not found:
+            return torch.empty(0, dtype=torch.int64, device=self._rows.device)
+        keys, stamps = torch.cat([one for one, _ in found]), torch.cat([one for _, one in found])
+        return keys[torch.argsort(stamps, stable=True)[:wanted]]
+
+    def write_leaving(self, leaving: Leaving) -> None:
+        """Write below what had changed. The group's lock need not be held, if `below.writing` is."""
+        if len(leaving.changed):
+            self.below.spoil(leaving.changed)
+            self.below.write(leaving.changed, leaving.rows)
+            self._demotions += len(leaving.changed)
+
+    def stay(self, leaving: Leaving) -> None:
+        """They could not be written: they are as they were."""
+        slots = self._rows.find_rows(self._number, leaving.changed.to(self._rows.device))
+        self._rows.storage.add_flags(self._family, slots[slots >= 0], UNSAVED_FLAG)
+
+    def end_leaving(self, leaving: Leaving, pins: Pins) -> None:
+        """What was chosen leaves, if nobody needed or changed it since."""
+        index, above, number = self._rows.index, self._rows.above, self._number
+        keys = leaving.keys[index.find_keys(number, leaving.keys) >= 0]
+        leaves = index.stamps_of(number, keys) < pins.oldest
+        if above is not None and above.has(number):
+            leaves &= above.find_keys(number, keys) < 0
+        flags = self._rows.storage.read_flags(self._family, index.find_keys(number, keys))
+        self._forget(keys[leaves & ((flags & UNSAVED_FLAG) == 0)])
+
+    def _forget(self, keys: Tensor) -> None:
+        if len(keys):
+            slots, copies = self._rows.erase(self._number, keys)
+            self._rows.give(self._number, slots, copies)
+            self.away += len(keys)
+
+    # ---- keys of calls
+
+    def reach(self, keys: Tensor, pins: Pins, bearing: bool) -> None:
+        """Bring the rows of distinct keys, all of which memory can hold; with `bearing` make room for the others."""
+        index = self._rows.index
+        index.stamp_keys(self._number, keys, pins.stamp)
+        absent = keys[index.find_keys(self._number, keys) < 0].sort().values.cpu()
+        if len(absent):
+            trains = torch.full((len(absent),), bearing, device="cpu")
+            missing = Missing(absent, trains, torch.zeros_like(absent))
+            self.bring(missing, self.below.read(absent), pins, bearing)
+
+    def read(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of keys that have no slot and are below: where they stand, and their packed rows; both on the host."""
+        at = torch.nonzero(slots < 0)[:, 0]
+        if not len(at) or not self.away:
+            return None
+        distinct, inverse = torch.unique(keys[at].cpu(), return_inverse=True)
+        rows, found = self.below.read(distinct)
+        has = found[inverse]
+        return at.cpu()[has], rows[inverse[has]]
+
+    def contains(self, keys: Tensor) -> Tensor:
+        """Whether each key has a row below."""
+        return self.below.contains(keys.cpu()).to(keys.device)
+
+    def erase(self, distinct: Tensor) -> int:
+        """Remove rows below; returns how many of the keys had one there, and none in memory."""
+        self.epoch += 1
+        reached = self._rows.find_rows(self._number, distinct)
+        keys = distinct.cpu()
+        alone = distinct[reached < 0].cpu()
+        before = int(self.below.contains(alone).sum()) if len(alone) else 0
+        # Should it fail half way, what is in memory is all that there is of some.
+        self._rows.storage.add_flags(self._family, reached[reached >= 0], UNSAVED_FLAG)
+        try:
+            self.below.erase(keys)
+        except BaseException:
+            self.away -= before - int(self.below.contains(alone).sum())
+            raise
+        self.away -= before
+        return before
+
+    def clear(self) -> None:
+        """Remove every row below."""
+        self.epoch += 1
+        self.below.clear()
+        self.away = 0
+
+    def stats(self, last: TierStats) -> tuple[TierStats, TierStats]:
+        """The last tier that kernels reach, of which `last` knows what they counted, and the storage."""
+        keys, _slots = self._rows.index.entries(self._number)
+        flags = self._rows.storage.read_flags(self._family, self._rows.find_rows(self._number, keys))
+        oldest = self._rows.oldest_at_work(True)
+        reached = replace(
+            last,
+            hits=last.hits - self.fetched,
+            misses=last.misses + self.fetched,
+            promotions=self._promotions,
+            demotions=self._demotions,
+            dirty=int(((flags & UNSAVED_FLAG) != 0).sum()),
+            pinned=0 if oldest is None else int((self._rows.index.stamps(self._number) >= oldest).sum()),
+        )
+        return reached, self.below.stats()

@@ -1,0 +1,112 @@
+"""Which of a device's streams waits for which, so that a group's calls see the tables as if they came one by one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from shoal.errors import DeviceError
+
+
+class Streams:
+    """The streams that a group's calls were launched on. Its lock covers every method.
+
+    A call that has the tables to itself is behind all others; calls that only read may run beside each other. Rows that
+    are placed ahead of their use come on a stream of their own, which waits for the last lookup and not for updates
+    behind it: these change nothing but rows that must stay where they are. `moved`: called where calls of one kind go
+    on on another stream.
+    """
+
+    def __init__(self, name: str, device: torch.device, moved: Callable[[], None]) -> None:
+        self._name = name
+        self._device = device
+        self._moved = moved
+        self._is_cuda = device.type == "cuda"
+        # The stream of the last call that had the tables to itself, and those of calls that read since.
+        self._writer_stream = torch.cuda.current_stream(device) if self._is_cuda else None
+        self._writer = -1 if self._writer_stream is None else self._writer_stream.cuda_stream
+        self._readers: dict[int, torch.cuda.Stream] = {}
+        self._placing: torch.cuda.Stream | None = None
+        self._placed: torch.cuda.Event | None = None  # what the writer's stream has still to wait for
+        self._looked: torch.cuda.Event | None = None  # behind it are updates only
+
+    def follow(self, alone: bool, update: bool = False) -> None:
+        """The current stream is behind what it must be behind, for a call that comes next."""
+        if not self._is_cuda:
+            return
+        capturing = torch.cuda.is_current_stream_capturing()
+        if alone and capturing:
+            raise DeviceError(
+                f"[{self._name}] the current stream is being captured into a CUDA graph, which would repeat one "
+                f"batch's changes of the tables. Capture lookups in eval without gradients, or the model without the "
+                f"tables."
+            )
+        raw = torch._C._cuda_getCurrentRawStream(self._device.index)
+        if not update and (alone or raw == self._writer):
+            self._looked = None
+        placed = None if update else self._placed
+        follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
+        if (follows and placed is None) or capturing:
+            return
+        now = torch.cuda.current_stream(self._device)
+        if placed is not None:
+            now.wait_event(placed)
+        behind = dict(self._readers) if alone else {}
+        if self._writer_stream is not None:
+            behind[self._writer] = self._writer_stream
+        for other, stream in behind.items():
+            if other != raw:
+                now.wait_stream(stream)
+        if not alone:
+            self._readers[raw] = now
+            return
+        if raw != self._writer:
+            self._moved()
+        self._writer, self._writer_stream = raw, now
+        self._readers.clear()
+        if placed is not None:
+            self._placed = None
+
+    def looked_up(self) -> None:
+        """What the current stream has been given so far is before rows that are placed; updates may come behind it."""
+        if self._placing is not None:
+            self._looked = torch.cuda.Event()
+            self._looked.record(torch.cuda.current_stream(self._device))
+
+    @property
+    def waits_for_updates(self) -> bool:
+        """Whether rows that are placed now wait for all updates that were launched."""
+        return self._looked is None
+
+    def forget_lookup(self) -> None:
+        """What was launched since the last lookup changes more than rows that stay."""
+        self._looked = None
+
+    @property
+    def placing(self) -> "torch.cuda.Stream | None":
+        """The stream on which rows are placed ahead."""
+        if self._placing is None and self._is_cuda:
+            self._placing = torch.cuda.Stream(self._device)
+        return self._placing
+
+    @contextmanager
+    def place(self, ready: "torch.cuda.Event | None") -> Iterator[None]:
+        """What is launched inside places rows, once `ready` came."""
+        stream = self.placing
+        if stream is None:
+            yield
+            return
+        if ready is not None:
+            stream.wait_event(ready)
+        if self._looked is not None:
+            stream.wait_event(self._looked)
+        elif self._writer_stream is not None:
+            stream.wait_stream(self._writer_stream)
+        for raw, reader in self._readers.items():
+            if raw != self._writer:
+                stream.wait_stream(reader)
+        with torch.cuda.stream(stream):
+            yield
+        placed = torch.cuda.Event()
+        placed.record(stream)
+        self._placed = placed

@@ -1,0 +1,105 @@
+"""A collection whose tables have tiers below device memory beside its equal that has none, on the same batches."""
+
+import pytest
+import torch
+from device_tables import backward, outputs, placed
+
+import shoal
+from shoal.table.device_group import DeviceGroup
+
+EXTREME = [0, -1, 2**63 - 1, -(2**63)]
+
+
+@pytest.fixture
+def small_slabs(monkeypatch):
+    """So that a few rows need several."""
+    original = DeviceGroup.__init__
+
+    def with_small_slabs(self, name, configs, seed, device, slab_bits=4):
+        original(self, name, configs, seed, device, slab_bits)
+
+    monkeypatch.setattr(DeviceGroup, "__init__", with_small_slabs)
+
+
+def same(ours, wanted, what=""):
+    """To the bit, also where there is no number."""
+    assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape), what
+    assert torch.equal(ours.nan_to_num(nan=77.0), wanted.nan_to_num(nan=77.0)), what
+
+
+def adam(name="a", dim=4, **settings):
+    """A table that trains with Adam."""
+    return shoal.Table(name, dim, optimizer=shoal.Adam(lr=0.1), **settings)
+
+
+def with_tiers(table, tiers):
+    """The same table with other tiers."""
+    return shoal.Table(
+        table.name, table.dim, features=table.features, pooling=table.pooling, optimizer=table.optimizer,
+        init=table.init, missing=table.missing, dtype=table.dtype, tiers=tiers,
+    )  # fmt: skip
+
+
+class Pair:
+    """Both collections."""
+
+    def __init__(self, tiers, whole):
+        self.tiers, self.whole = tiers, whole
+
+    @property
+    def both(self):
+        return self.tiers, self.whole
+
+    def forward(self, batch):
+        """Both outputs, once they were compared, and both batches."""
+        batches = [placed(batch), placed(batch)]
+        outs = [module(one) for module, one in zip(self.both, batches, strict=True)]
+        for ours, wanted in zip(*map(outputs, outs), strict=True):
+            same(ours.detach(), wanted.detach(), "output")
+        return outs, batches
+
+    def step(self, batch, seed=0):
+        """A step of both."""
+        outs, batches = self.forward(batch)
+        self.backward(outs, seed)
+        if batches[0].weights_or_none() is not None:
+            same(batches[0].weights().grad, batches[1].weights().grad, "the weights' gradient")
+
+    def backward(self, outs, seed=0):
+        """Both backwards."""
+        for out in outs:
+            backward(out, seed)
+
+    def evaluate(self, batch):
+        """Both outputs in eval, compared."""
+        for module in self.both:
+            module.eval()
+        with torch.no_grad():
+            self.forward(batch)
+        for module in self.both:
+            module.train()
+
+    def each(self, work):
+        """What both say to the same question."""
+        return [work(module) for module in self.both]
+
+    def sound(self, module):
+        """Raise where a collection with tiers contradicts itself."""
+        raise NotImplementedError
+
+    def check(self):
+        """Nothing went wrong, and both hold the same and counted the same."""
+        for module in self.both:
+            module.check()
+        self.sound(self.tiers)
+        ours, wanted = self.tiers.state_dict(), self.whole.state_dict()
+        assert list(ours) == list(wanted)
+        for name, value in wanted.items():
+            same(ours[name], value, name)
+        for name in self.tiers.tables():
+            counted, others = (module.table(name).stats().counters for module in self.both)
+            assert counted == others
+
+    def stats(self, tier, name="a"):
+        """A tier of a table."""
+        return self.tiers.table(name).stats().tiers[tier]
