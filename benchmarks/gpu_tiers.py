@@ -21,9 +21,9 @@ from benchmarks.gpu import (
 )
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
-from shoal.index.device import MOST_LOAD, DeviceIndex
+from shoal.index.device import DeviceIndex
 from shoal.storage.hbm import Layout
-from shoal.table.device_tiers import UPPER_LOAD
+from shoal.table.device_tiers import bytes_above
 
 registry = Registry()
 
@@ -88,20 +88,18 @@ def tier_batches(work: TierWork, pool: int, many: int) -> list[Batch]:
 def _tiers(bench: Bench, size: str) -> Tiers:
     work, adam = TIER_WORK[size], OPTIMIZERS["adam"][0]
     config = shoal.Table("t", A_DIM, optimizer=adam)
-    row_bytes = Layout(config.dim, config.dtype, config.columns, whole=True).row_bytes
-
-    def bytes_of(rows: int, each: int, load: float) -> int:
-        return rows * each + DeviceIndex.bytes_for(rows, load)
+    layout = Layout(config.dim, config.dtype, config.columns, whole=True)
 
     def build() -> Tiers:
         tiers = [
-            shoal.Hbm(bytes_of(work.above, row_bytes + 8, UPPER_LOAD)),
-            shoal.Dram(bytes_of(work.rows, row_bytes, MOST_LOAD)),
+            shoal.Hbm(bytes_above(layout, work.above)),
+            shoal.Dram(work.rows * layout.row_bytes + DeviceIndex.bytes_for(work.rows)),
         ]
         one = Ours(TABLES, work.rows, A_DIM, adam, "none")
         two = Ours(TABLES, work.rows, A_DIM, adam, "none", tiers)
         many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds + 2  # which prefetch takes ahead
-        made = Tiers(two, one, row_bytes, {name: tier_batches(work, pool, many) for name, pool in work.pools.items()})
+        drawn = {name: tier_batches(work, pool, many) for name, pool in work.pools.items()}
+        made = Tiers(two, one, layout.row_bytes, drawn)
         two.bags.check()
         return made
 

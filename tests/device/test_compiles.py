@@ -12,7 +12,7 @@ from shoal import Table
 
 # The types of what each call of a program brings.
 WIDE = (
-    "values", "offsets", "won_at", "won_above", "home_at", "tickets", "starts", "moved", "scores", "dealt",
+    "values", "offsets", "won_at", "won_above", "home_at", "seated_at", "tickets", "starts", "moved", "scores", "dealt",
     "dealt_keys", "piece_tickets", "steps",
 )  # fmt: skip
 FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")
@@ -54,6 +54,15 @@ def compiled(launch, names):
     return compile(source, target=GPUTarget("cuda", 90, 32), options=dict(launch.options))
 
 
+def _located(rows):
+    """What follows an index below that was built anew."""
+    from shoal.ops.launch import Launch
+    from shoal.ops.tier.triton import locate
+
+    arguments = (rows.anchor, rows.above.index.tables, rows.index.tables, rows.storage.homes, 0)
+    return Launch(locate, (1,), arguments, {"SLAB_BITS": 15, "BLOCK": 32}, {"num_warps": 1})
+
+
 def programs():
     """The launches of lookups and updates of several kinds, and the names of their variables."""
     from shoal.table.device_lookup import Lookups
@@ -81,12 +90,13 @@ def programs():
     yield lookups._launches(plan, True, False, True, False, False), names(lookups._v)
     yield updates._launches(plan, True, True, False, False), names(updates._v)
     tiers = [shoal.Hbm("1GiB"), shoal.Dram("4GiB")]
-    _rows, plan, lookups, _updates = made(
+    rows, plan, lookups, _updates = made(
         Table("a", 128, optimizer=adam, tiers=tiers), Table("b", 5, dtype="bfloat16", init=normal, tiers=tiers)
     )
     yield lookups._launches(plan, True, True, True, False, False), names(lookups._v)
     yield lookups._launches(plan, False, False, True, False, False), names(lookups._v)
     yield lookups._launches(plan, False, False, False, False, False), names(lookups._v)
+    yield [_located(rows)], {}
     # Rows of few words, many to a program.
     for dim in (1, 4, 16, 40):
         _rows, plan, lookups, _updates = made(Table("a", dim, tiers=tiers))

@@ -41,19 +41,44 @@ def same(ours, wanted, what=""):
     assert torch.equal(ours.nan_to_num(nan=77.0), wanted.nan_to_num(nan=77.0)), what
 
 
+def below_of(rows, number):
+    """By key of a table, the slot below and the number of its entry there."""
+    buffer = rows.index._buffers[number]
+    if buffer is None:
+        return {}
+    slots, keys = buffer[:, 16:24].flatten().tolist(), buffer.view(torch.int64)[:, :8].flatten().tolist()
+    return {key: (slot, entry) for entry, (key, slot) in enumerate(zip(keys, slots, strict=True)) if slot >= 0}
+
+
+def assert_slots_below(bags):
+    """Each key has a slot below of its own, and the others are free, or wait for a lease."""
+    rows = bags._group._rows
+    for number, family in enumerate(rows.storage.families):
+        if not family.below:
+            continue
+        tables = [table for table in sorted(rows.tiered) if rows.families[table] == number]
+        owned = [slot for table in tables for slot, _entry in below_of(rows, table).values()]
+        limbo = [slots.tolist() for table in tables for _lease, slots, _copies in bags._group.tables[table]._limbo]
+        free = family.free[int(rows.storage.taken[number]) :].tolist()
+        all_slots = [*owned, *(slot for slots in limbo for slot in slots), *free]
+        assert len(all_slots) == len(set(all_slots)) == family.slots
+
+
 def assert_sound(bags):
-    """What is above is below too, in the slot that it says; what is clean is equal there; no slot is lost."""
+    """What is above is below too, where it says; what is clean is equal there; no slot is lost."""
     rows = bags._group._rows
     above, storage = rows.above, rows.storage
+    assert_slots_below(bags)
     for number in sorted(rows.tiered):
         keys, slots = above.index.entries(number)
-        homes = rows.index.find_keys(number, keys)
-        assert (homes >= 0).all()
         assert torch.equal(above.index.find_keys(number, keys), slots)
         held = {}
         for some, theirs in zip(above._slots[number], above._homes[number], strict=True):
             held |= zip(some.tolist(), theirs.tolist(), strict=True)
-        assert [held[slot] for slot in slots.tolist()] == homes.tolist()
+        below = below_of(rows, number)
+        wanted = [below[key] for key in keys.tolist()]
+        assert [(held[slot] & 0xFFFFFFFF, held[slot] >> 32) for slot in slots.tolist()] == wanted
+        homes = here(*(slot for slot, _entry in wanted), dtype=torch.int32)
         free = above._free(number).tolist()
         limbo = [slot for _lease, _slots, copies in bags._group.tables[number]._limbo for slot in copies.tolist()]
         assert sorted([*free, *slots.tolist(), *limbo]) == sorted(held)
@@ -284,18 +309,55 @@ def test_a_clean_row_is_not_written_down():
     table = Table("a", 4, features=["t", Feature("r", mode="read")], optimizer=shoal.Adam(lr=0.1))
     pair = Pair(table, hbm="1KiB")
     many = pair.tiers._group._rows.above.most[0]
-    pair.step(kjt({"t": [list(range(4 * many))], "r": [[]]}))
     keys = list(range(4 * many))
+    rows = torch.randn(len(keys), 4, device=DEVICE)
+    pair.each(lambda module: module.table("a").assign(keys, rows))
     for begin in range(0, 4 * many, many // 2):
         pair.step(kjt({"t": [[]], "r": [keys[begin : begin + many // 2]]}))
-    assert pair.above().dirty == 0
-    before = pair.above()
-    for begin in range(0, 4 * many, many // 2):
-        pair.step(kjt({"t": [[]], "r": [keys[begin : begin + many // 2]]}))
-    after = pair.above()
-    assert after.promotions - before.promotions >= 3 * many
-    assert after.demotions == before.demotions
+    assert pair.above().promotions >= 3 * many
+    assert (pair.above().dirty, pair.above().demotions) == (0, 0)
     pair.check()
+
+
+def test_a_row_that_is_written_down_takes_the_home_of_the_one_that_comes():
+    table = Table("a", 4, features=["t", Feature("r", mode="read")], optimizer=shoal.Adam(lr=0.1))
+    pair = Pair(table, hbm="1KiB")
+    rows = pair.tiers._group._rows
+    many = rows.above.most[0]
+    pair.step(kjt({"t": [list(range(2 * many))], "r": [[]]}))
+    up = rows.above.index.entries(0)[0].tolist()
+    down = [key for key in range(2 * many) if key not in up]
+    before = below_of(rows, 0)
+    pair.step(kjt({"t": [[]], "r": [down[:many]]}))
+    after = below_of(rows, 0)
+    assert sorted(after[key][0] for key in up) == sorted(before[key][0] for key in down[:many])
+    assert sorted(after[key][0] for key in down[:many]) == sorted(before[key][0] for key in up)
+    assert all(after[key][1] == before[key][1] for key in after)
+    # Nothing changed these rows, and their homes have no copy of them.
+    assert pair.above().dirty == many
+    pair.check()
+    pair.step(kjt({"t": [[]], "r": [up]}))
+    pair.check()
+
+
+def test_rows_find_their_homes_once_the_index_below_was_built_anew():
+    pair = Pair(adam(), hbm="1KiB")
+    rows = pair.tiers._group._rows
+    pair.step(kjt({"a": [list(range(60))]}))
+    for grow in (True, False):
+        before, up = rows.index.moved[0], rows.above.index.entries(0)[0]
+        if grow:
+            keys = range(100, 100 + rows.index.capacity(0))
+            weights = torch.zeros(len(keys), 4, device=DEVICE)
+            pair.each(lambda module, keys=keys, weights=weights: module.table("a").assign(keys, weights))
+        else:
+            rows.tidy(0, rows.index.capacity(0))
+        assert rows.index.moved[0] > before
+        assert torch.equal(rows.above.index.entries(0)[0], up) and len(up)
+        assert_sound(pair.tiers)
+        pair.step(kjt({"a": [list(range(30, 60))]}))
+        pair.step(kjt({"a": [list(range(40))]}))
+        pair.check()
 
 
 def test_rows_that_were_used_last_stay_above():

@@ -76,6 +76,7 @@ class DeviceIndex:
         self._memory = memory or {}
         self._buffers: list[Tensor | None] = [None] * tables
         self._buckets = [0] * tables
+        self.moved = [0] * tables  # how often the entries of each table got other places
         # Where the tables' buckets are, and how many rows each may have.
         self.tables = torch.zeros(tables, kernels.TABLE_COLUMNS.value, dtype=torch.int64, device=anchor.device)
         self.tables[:, kernels.MOST_ROWS.value] = 2**31 - 1
@@ -168,6 +169,7 @@ class DeviceIndex:
         for table, to in zip(tables, fresh, strict=True):
             self._buffers[table] = to
             self._buckets[table] = sizes[table]
+            self.moved[table] += 1
         places = torch.stack([told[1, :-1], told[3].diff()], dim=1)
         self.tables[torch.tensor(tables, device=device), :2] = places
 

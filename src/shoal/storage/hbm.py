@@ -26,7 +26,7 @@ CHANGED_FLAGS = 11  # as ops/birth/triton.py has them
 DIRTY_FLAG = 2
 ERASED_FLAG = 4
 UNSAVED_FLAG = 8
-_HOME_BYTES = 4
+_HOME_BYTES = 8
 
 
 def _units(size: int) -> int:
@@ -139,7 +139,7 @@ class HbmStorage:
         # Weights and tails of each slab, in units from the anchor, and the family it belongs to.
         self.slabs = torch.zeros(min(most, 1 << 16), 2, dtype=torch.int64, device=device)
         self.family_of = torch.full((len(self.slabs),), -1, dtype=torch.int32, device=device)
-        # Where the slots of a slab keep which slots below their rows are copies of, in words from the anchor.
+        # Where the slots of a slab keep their homes, in words of 64 bits from the anchor.
         self.homes = torch.zeros(len(self.slabs), dtype=torch.int64, device=device)
         self._slab_count = 0
 
@@ -180,13 +180,14 @@ class HbmStorage:
 
     def grow_above(self, family: int, rows: int) -> tuple[Tensor, Tensor]:
         """Add slabs of device memory for copies of so many rows that are in host memory; returns their slots, and where
-        each keeps its home: the slot below, -1 while it has none."""
+        each keeps its home: the slot below and, in the upper half, its key's entry in the index there; -1 while it has
+        none."""
         self._require_slabs(rows)
         layout, device = self.families[family].layout, self.anchor.device
         memory = torch.empty(rows * self.copy_bytes(layout), dtype=torch.uint8, device=device)
         copies, raw = memory.split([rows * layout.row_bytes, rows * _HOME_BYTES])
         slots, table = self._next_slots(rows), self._addresses(family, rows, copies)
-        homes = raw.view(torch.int32).fill_(-1)
+        homes = raw.view(torch.int64).fill_(-1)
         begins = torch.arange(len(table), dtype=torch.int64) << self.slab_bits
         begins += (homes.data_ptr() - self.anchor.data_ptr()) // _HOME_BYTES
         self.homes[self._slab_count : self._slab_count + len(table)] = begins.to(device)

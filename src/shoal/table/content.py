@@ -31,7 +31,7 @@ class TierStats:
     hits: int = 0  # keys that were looked up and found; below memory each once a batch
     misses: int = 0
     promotions: int = 0  # rows that came up into it
-    demotions: int = 0  # rows that it wrote to the tier below, since they had changed
+    demotions: int = 0  # rows that it wrote to the tier below, which had no copy of them
     dirty: int = 0  # rows that differ from the tier below, or are not there
     pinned: int = 0  # rows that batches at work or on their way hold
     read_bytes: int = 0

@@ -252,8 +252,10 @@ class DeviceRows:
         for number, within in enumerate(self._within):
             if new := _BATCHES_AHEAD * births.of(number):
                 wanted[number] = min(room.most(number) + new, within)
-        self.index.reserve(wanted, self._within)
-        self._follow_index()
+        try:
+            self.index.reserve(wanted, self._within)
+        finally:  # some may have moved before memory ran out
+            self._follow_index()
         for number in wanted:
             room.set_fit(number, self.index.capacity(number))
         for family, new in enumerate(room.new_rows(births, _BATCHES_AHEAD)):

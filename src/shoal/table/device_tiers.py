@@ -11,16 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.index.device import BUCKET_BYTES, WALKERS, DeviceIndex
+from shoal.index.device import BUCKET_BYTES, ENTRIES, WALKERS, DeviceIndex
 from shoal.ops.launch import Launch, Variable, blocks, power_of_two
 from shoal.ops.tier import triton as kernels
 from shoal.storage.hbm import DIRTY_FLAG, HbmStorage, Layout
 
 # What a lookup of tables with tiers wants of its caller beside FINDING: a list of the items that are not above, and
 # beside it whose they are, where their slots below are written and where an item won an entry above; and a list of the
-# slots that were won, where the rows are below, and whose they are. `counts` has two more, at its end: how long the
-# lists are. Keys stamped with `pinned_from` or more are in use. `sweepers`: programs that go over all that is above.
-TIERING = ("asked", "asked_of", "home_at", "won_above", "seated", "seated_from", "seated_of", "pinned_from", "sweepers")
+# slots that were won, where the rows are below, whose they are, and where their slots below are written. `counts` has
+# two more, at its end: how long the lists are. Keys stamped with `pinned_from` or more are in use. `sweepers`: programs
+# that go over all that is above. `movers`: programs that move rows.
+TIERING = (
+    "asked", "asked_of", "home_at", "won_above", "seated", "seated_from", "seated_of", "seated_at", "pinned_from",
+    "sweepers", "movers",
+)  # fmt: skip
 
 # Keys come and go in every batch, and most of those that are not there are asked for in vain: a find must end soon.
 UPPER_LOAD = 0.5
@@ -32,13 +36,21 @@ _SWEPT_BUCKETS = 32
 _SWEPT_SLOTS = 256  # by a program, at least
 _SAMPLED_BUCKETS = 128
 _MOVED_WORDS = 1024  # of rows that a program has in hand
+# One for each processor of an H200: addresses of host memory are translated one at a time, whoever asks, and 25,000
+# rows take 1.08 ms so, 1.36 with sixteen times as many.
+_MOVERS = 132
 
 
 def tiering_pieces(total: int, keep: bool) -> list[tuple[torch.dtype, int]]:
     """The lists of TIERING for so many items; where nobody keeps or places rows, the first two."""
     rest = total if keep else 0
-    places = [(torch.int64, rest), (torch.int64, rest), *[(torch.int32, rest)] * 3]
+    places = [(torch.int64, rest), (torch.int64, rest), *[(torch.int32, rest)] * 3, (torch.int64, rest)]
     return [(torch.int32, total), (torch.int32, total), *places]
+
+
+def bytes_above(layout: Layout, rows: int) -> int:
+    """Bytes of device memory for copies of so many rows, with their index and what says where they belong."""
+    return rows * (HbmStorage.copy_bytes(layout) + _RING_BYTES) + DeviceIndex.bytes_for(rows, UPPER_LOAD)
 
 
 class UpperTier:
@@ -66,26 +78,34 @@ class UpperTier:
         self._slots: dict[int, list[Tensor]] = {table: [] for table in budgets}
         self._homes: dict[int, list[Tensor]] = {table: [] for table in budgets}
         self._dummy = torch.zeros(1, dtype=torch.int32, device=device)
-        self.sweepers = 1  # for each table: as many as run at a time, or as there is work for
+        self._followed = dict.fromkeys(budgets, 0)  # moves of the index below
+        self._sweepers = 1  # for each table: as many as run at a time, or as there is work for
 
     def has(self, table: int) -> bool:
         """Whether a table has a tier below this one."""
         return table in self._budgets
 
+    def grids(self, items: int) -> tuple[int, int]:
+        """`sweepers` and `movers` of TIERING."""
+        return self._sweepers, max(1, min(blocks(items, _LIST_BLOCK), _MOVERS))
+
     def follow(self) -> None:
-        """Know where the indexes of tables with one tier are now: they are above too."""
+        """Know where the indexes of tables with one tier are now, as they are above too, and the entries below of keys
+        that are above."""
         self.index.tables[self._others, :2] = self._below.tables[self._others, :2]
+        for table, seen in self._followed.items():
+            moved = self._below.moved[table]
+            if moved != seen and (entries := self.index.bytes(table) // BUCKET_BYTES * ENTRIES):
+                kernels.locate[(blocks(entries, _LIST_BLOCK),)](
+                    self.anchor, self.index.tables, self._below.tables, self._storage.homes, table,
+                    SLAB_BITS=self._storage.slab_bits, BLOCK=_LIST_BLOCK, num_warps=1,
+                )  # fmt: skip
+            self._followed[table] = moved
 
     # ---- memory
 
     def _layout(self, table: int) -> Layout:
         return self._storage.families[self._families[table]].layout
-
-    def bytes_for(self, table: int, rows: int) -> int:
-        """Bytes of device memory for copies of so many rows, with their index and what says where they belong."""
-        return rows * (self._storage.copy_bytes(self._layout(table)) + _RING_BYTES) + self.index.bytes_for(
-            rows, UPPER_LOAD
-        )
 
     def bytes(self, table: int) -> int:
         """Bytes of device memory that a table has here."""
@@ -97,7 +117,7 @@ class UpperTier:
             return 0
         each = self._storage.copy_bytes(self._layout(table))
         rows = budget // each
-        while rows > 0 and (over := self.bytes_for(table, rows) - budget) > 0:
+        while rows > 0 and (over := bytes_above(self._layout(table), rows) - budget) > 0:
             rows -= max(1, over // (2 * each + BUCKET_BYTES))
         return max(rows, 0)
 
@@ -119,7 +139,7 @@ class UpperTier:
         self._homes[table].append(homes)
         self._set_ring(table, ring, torch.cat([free, slots]))
         sweepers = min(WALKERS // len(self._budgets), blocks(have + more, _SWEPT_SLOTS))
-        self.sweepers = max(self.sweepers, sweepers)
+        self._sweepers = max(self._sweepers, sweepers)
 
     def _free(self, table: int) -> Tensor:
         """The slots in a table's ring. Waits for the device."""
@@ -195,8 +215,10 @@ class UpperTier:
         length = v.counts[1 + len(self._storage.families) :]
         return SimpleNamespace(**{**vars(v), "lost": v.asked, "lost_of": v.asked_of, "counts": length})
 
-    def _seated(self, v: Any) -> Any:
-        return v.counts[2 + len(self._storage.families) :]
+    def _seated(self, v: Any) -> tuple[Variable, ...]:
+        """The list of slots that were won, and how long it is."""
+        length = v.counts[2 + len(self._storage.families) :]
+        return v.seated, v.seated_from, v.seated_of, v.seated_at, length
 
     def find(
         self, v: Any, tables_of: Tensor, shape: tuple[int, int], features_of: Variable | None,
@@ -237,7 +259,7 @@ class UpperTier:
             ),
             self._walk(
                 kernels.seat,
-                (*common, v.won_above, v.seated, v.seated_from, v.seated_of, self._seated(v), v.n, v.stamp),
+                (*common, v.home_at, v.won_above, *self._seated(v), v.n, v.stamp),
                 v, BLOCK=_LIST_BLOCK,
             ),
         ]  # fmt: skip
@@ -276,16 +298,15 @@ class UpperTier:
             held, warps = (self.anchor, storage.slabs, storage.homes), 4 if words <= _MOVED_WORDS else 8
             if births is not None:
                 launches.append(births(family, shape))
+            rehomed = {**{name: shape[name] for name in ("FLAGS_AT", "SLAB_BITS", "ROW_WORDS")}, "BLOCK": _LIST_BLOCK}
             launches += [
+                self._walk(
+                    kernels.rehome, (*held, self._below.tables, self.tiers, *self._seated(v), family), v, **rehomed
+                ),
                 Launch(
-                    kernels.exchange, (v.walkers,),
-                    (
-                        *held, self.index.tables, self.tiers, v.seated, v.seated_from, v.seated_of, self._seated(v),
-                        family,
-                    ),
-                    {"UP": up, **shape}, {"num_warps": warps},
-                )
-                for up in (False, True)
+                    kernels.exchange, (v.movers,), (*held, self._below.tables, *self._seated(v), family), shape,
+                    {"num_warps": warps},
+                ),
             ]  # fmt: skip
             arguments = (*held, self.index.tables, self.tiers, self._numbers, asked.counts, family)
             launches.append(self._sweep(kernels.flush, arguments, v, warps, **shape))

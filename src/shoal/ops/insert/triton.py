@@ -99,13 +99,19 @@ def claim_entries(anchor, values, key, position, base, buckets, going, dummy):
 
 
 @triton.jit
-def entry_keys(anchor, at, base):
-    """Where the keys are of entries whose slot words are at `at`, in buckets from `base` units on."""
+def entry_number(at, base):
+    """Which entries have their slot words at `at`: their numbers in the buckets from `base` units on."""
     inside = at * 4 - base * UNIT
     bucket = inside // (BUCKET_UNITS * UNIT)
-    entry = (inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT
+    return bucket * ENTRIES + (inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT
+
+
+@triton.jit
+def entry_keys(anchor, at, base):
+    """Where their keys are."""
+    number = entry_number(at, base)
     keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
-    return keys + (base + bucket * BUCKET_UNITS) * (UNIT // 8) + entry
+    return keys + (base + number // ENTRIES * BUCKET_UNITS) * (UNIT // 8) + number % ENTRIES
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -2,14 +2,17 @@
 
 The tier below has every row of the table, and an index of all keys, both in pinned memory, which kernels reach over the
 bus. The tier above has copies of some rows and an index of their keys in device memory; a slot there knows its *home*,
-the slot below that its row came from. A slot is a slot, wherever it is, so a row that is not above is used in place.
+the slot below that its key has, and the key's entry in the index there. A slot is a slot, wherever it is, so a row that
+is not above is used in place.
 
 A training batch asks above, then below for what is not there (`find_below`); new keys are born below without their
 rows. Then rows come up: `choose` finds how many slots are lacking and which stamp is old, `evict` takes entries with
 older ones away, `claim_above` and `seat` give the wanted keys entries and slots, `settle` tells all items their slots.
-Whoever takes a slot whose last row was changed writes that row down to its home before its own comes: `bear` first
-rows, `exchange` those from below. `flush` does so for slots that were taken away and nobody wanted, and `clean` makes
-entries EMPTY again where no key went on.
+Who takes a slot whose last row was changed, and comes from below, changes homes with it: an access to host memory is
+mostly the translation of its address, so one place there is read and then written, not two. `rehome` sets homes and the
+slot words of both keys below, `exchange` moves the rows. `bear` first writes the last row down to its home, then the
+first row of a new key. `flush` writes down what was taken away and nobody wanted, and `clean` makes entries EMPTY again
+where no key went on. `locate` follows an index below that was built anew.
 """
 
 import triton
@@ -42,7 +45,7 @@ from shoal.ops.find.triton import (
     probe_entries,
     slots_at,
 )
-from shoal.ops.insert.triton import claim_entries, entry_keys, lost_keys
+from shoal.ops.insert.triton import claim_entries, entry_keys, entry_number, lost_keys
 
 # Columns of a table's tier above.
 TIER_COLUMNS = tl.constexpr(16)
@@ -291,12 +294,12 @@ def claim_above(
 
 @triton.jit(do_not_specialize=["n", "stamp"])
 def seat(
-    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, won_at, seated, seated_from, seated_of,
-    seated_count, n, stamp,
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, home_at, won_at, seated, seated_from, seated_of,
+    seated_at, seated_count, n, stamp,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Slots above for the claimed entries. `seated` gets a list of them, `seated_from` the slots below, and `seated_of`
-    their tables."""
+    """Slots above for the claimed entries. `seated` gets a list of them, `seated_from` the slots below, `seated_of`
+    their tables, and `seated_at` where the slot words below are, NOT_WON for keys that are born now."""
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
@@ -324,6 +327,7 @@ def seat(
         tl.store(seated + to, slot, mask=has)
         tl.store(seated_from + to, home, mask=has)
         tl.store(seated_of + to, table.to(tl.int32), mask=has)
+        tl.store(seated_at + to, tl.load(home_at + lane, mask=has, other=NOT_WON), mask=has)
         first += tl.num_programs(0) * BLOCK
 
 
@@ -375,7 +379,27 @@ def pin(anchor, asked_count, home_at, stamp, BLOCK: tl.constexpr):
 def home_word(anchor, homes, slot, has, SLAB_BITS: tl.constexpr):
     """Where the homes of slots above are."""
     inside = (slot & ((1 << SLAB_BITS) - 1)).to(tl.int64)
-    return anchor + tl.load(homes + (slot >> SLAB_BITS), mask=has, other=0) + inside
+    words = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    return words + tl.load(homes + (slot >> SLAB_BITS), mask=has, other=0) + inside
+
+
+@triton.jit
+def home_with(slot, entry):
+    """A home: a slot below, and the number of its key's entry in the index there, of up to 32 bits."""
+    return (entry << 32) | slot.to(tl.int64)
+
+
+@triton.jit
+def slot_of(home):
+    """The slot below, negative where there is no home."""
+    return home.to(tl.int32)
+
+
+@triton.jit
+def entry_word(home, base):
+    """Where the slot word of the key's entry is, in buckets from `base` units on."""
+    entry = (home >> 32) & 0xFFFFFFFF
+    return (base + entry // ENTRIES * BUCKET_UNITS) * (UNIT // 4) + FIRST_SLOT + entry % ENTRIES
 
 
 @triton.jit
@@ -386,26 +410,35 @@ def load_row(anchor, at, has, ROW_WORDS: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def store_clean(anchor, at, has, row, FLAGS_AT: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr):
-    """Rows that are as their copies in the other tier."""
+def store_row(anchor, at, has, row, dirty, FLAGS_AT: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr):
+    """Rows, with DIRTY or 0 for that flag."""
     word = tl.arange(0, R)[None, :]
-    row = tl.where(word == FLAGS_AT, row & NOT_DIRTY, row)
+    row = tl.where(word == FLAGS_AT, (row & NOT_DIRTY) | dirty, row)
     tl.store(anchor + at[:, None] + word, row, mask=has[:, None] & (word < ROW_WORDS))
 
 
 @triton.jit
-def load_last(
+def owes_row(anchor, slabs, homes, slot, has, FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr):
+    """Which slots above have a last row that must be written down, as it has a home and is dirty: (which, where these
+    rows are, their homes)."""
+    home = tl.load(home_word(anchor, homes, slot, has, SLAB_BITS), mask=has, other=NO_SLOT)
+    at = weights_at(slabs, slot, has & (slot_of(home) >= 0), ROW_WORDS // 4, SLAB_BITS) * 4
+    flags = tl.load(anchor + at + FLAGS_AT, mask=has & (slot_of(home) >= 0), other=0)
+    return has & (slot_of(home) >= 0) & ((flags & DIRTY) != 0), at, home
+
+
+@triton.jit
+def write_down(
     anchor, slabs, homes, slot, has,
     FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The last rows of slots above that must be written down, as they have a home and are dirty: (which, the rows,
-    where their homes are)."""
-    home = tl.load(home_word(anchor, homes, slot, has, SLAB_BITS), mask=has, other=NO_SLOT)
-    at = weights_at(slabs, slot, has & (home >= 0), ROW_WORDS // 4, SLAB_BITS) * 4
-    flags = tl.load(anchor + at + FLAGS_AT, mask=has & (home >= 0), other=0)
-    owes = has & (home >= 0) & ((flags & DIRTY) != 0)
+    """Write the last rows of slots above down to their homes, where they must be; returns which."""
+    owes, at, home = owes_row(anchor, slabs, homes, slot, has, FLAGS_AT, SLAB_BITS, ROW_WORDS)
     row = load_row(anchor, at, owes, ROW_WORDS, R)
-    return owes, row, weights_at(slabs, home, owes, ROW_WORDS // 4, SLAB_BITS) * 4
+    to = weights_at(slabs, slot_of(home), owes, ROW_WORDS // 4, SLAB_BITS) * 4
+    tl.debug_barrier()
+    store_row(anchor, to, owes, row, 0, FLAGS_AT, ROW_WORDS, R)
+    return owes
 
 
 @triton.jit(do_not_specialize=["n", "family", "weight_stride", "tail_stride"])
@@ -423,56 +456,105 @@ def bear(
         lane = first + tl.arange(0, BLOCK)
         at = tl.load(won_at + lane, mask=lane < total, other=NOT_WON)
         live = at != NOT_WON
-        item, _position, key, table, _inserts, _base, _buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
+        item, _position, key, table, _inserts, base, _buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
         mine = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
         home = tl.load(anchor + at, mask=mine, other=NO_SLOT)
         born = mine & (home >= 0)
         slot = tl.load(slots + item, mask=born, other=0)
         above = born & (slot != home)
-        owes, row, to = load_last(anchor, slabs, homes, slot, above, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
-        tl.debug_barrier()
-        store_clean(anchor, to, owes, row, FLAGS_AT, ROW_WORDS, R)
-        tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
+        owed = write_down(anchor, slabs, homes, slot, above, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
+        tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owed, sem="relaxed")
         bear_rows(
             anchor, slabs, inits, scales, first_state, normal, steps, table, key, slot, born, weight_stride,
             tail_stride, WEIGHTS, WEIGHT_BYTES, HAS_NORMAL, SLAB_BITS, DIM, D, STATE, S, BLOCK,
         )  # fmt: skip
-        tl.store(home_word(anchor, homes, slot, above, SLAB_BITS), home, mask=above)
+        settled = home_with(home, entry_number(at, base))
+        tl.store(home_word(anchor, homes, slot, above, SLAB_BITS), settled, mask=above)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit
+def seated_rows(tables, seated, seated_from, seated_of, seated_at, lane, total, family):
+    """What a block of the list of seated keys is about: (slot above, slot below, table, where its word below is, which
+    are of the family and have a row to bring up)."""
+    live = lane < total
+    slot = tl.load(seated + lane, mask=live, other=0)
+    home = tl.load(seated_from + lane, mask=live, other=0)
+    table = tl.load(seated_of + lane, mask=live, other=0).to(tl.int64)
+    at = tl.load(seated_at + lane, mask=live, other=NOT_WON)
+    mine = tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family
+    return slot, home, table, at, (at != NOT_WON) & mine
+
+
+@triton.jit(do_not_specialize=["family"])
+def rehome(
+    anchor, slabs, homes, tables, tiers, seated, seated_from, seated_of, seated_at, seated_count, family,
+    FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Homes for the keys that were seated: their own or, where the last row of their slot must be written down, that
+    row's, whose key takes theirs. Rows are as before."""
+    total = tl.load(seated_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        slot, own, table, at, comes = seated_rows(
+            tables, seated, seated_from, seated_of, seated_at, lane, total, family
+        )
+        swaps, _row, last = owes_row(anchor, slabs, homes, slot, comes, FLAGS_AT, SLAB_BITS, ROW_WORDS)
+        base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=comes, other=0)
+        home = tl.where(swaps, slot_of(last), own)
+        tl.store(anchor + at, home, mask=swaps)
+        tl.store(anchor + entry_word(last, base), own, mask=swaps)
+        place = home_word(anchor, homes, slot, comes, SLAB_BITS)
+        tl.store(place, home_with(home, entry_number(at, base)), mask=comes)
+        count_by_table(tiers + PROMOTED, table, comes, TIER_COLUMNS)
+        count_by_table(tiers + DEMOTED, table, swaps, TIER_COLUMNS)
         first += tl.num_programs(0) * BLOCK
 
 
 @triton.jit(do_not_specialize=["family"])
 def exchange(
-    anchor, slabs, homes, tables, tiers, seated, seated_from, seated_of, seated_count, family,
-    UP: tl.constexpr, FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr,
-    BLOCK: tl.constexpr,
+    anchor, slabs, homes, tables, seated, seated_from, seated_of, seated_at, seated_count, family,
+    FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the last rows of the slots that keys were seated on down, or, where UP, bring the rows of these keys up."""
+    """Bring the rows of seated keys up. Where one has got another home, it was the last row's, which is put where the
+    key's own was."""
     total = tl.load(seated_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
-        live = lane < total
-        slot = tl.load(seated + lane, mask=live, other=0)
-        home = tl.load(seated_from + lane, mask=live, other=NO_SLOT)
-        table = tl.load(seated_of + lane, mask=live, other=0).to(tl.int64)
-        comes = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
-        place = home_word(anchor, homes, slot, comes, SLAB_BITS)
-        at = weights_at(slabs, home, comes, ROW_WORDS // 4, SLAB_BITS) * 4
-        to = weights_at(slabs, slot, comes, ROW_WORDS // 4, SLAB_BITS) * 4
-        # A key that was born now is there already.
-        comes = comes & (tl.load(place, mask=comes, other=NO_SLOT) != home)
-        if UP:
-            row = load_row(anchor, at, comes, ROW_WORDS, R)
-            tl.debug_barrier()
-            store_clean(anchor, to, comes, row, FLAGS_AT, ROW_WORDS, R)
-            tl.store(place, home, mask=comes)
-            tl.atomic_add(tiers + table * TIER_COLUMNS + PROMOTED, 1, mask=comes, sem="relaxed")
-        else:
-            owes, row, to = load_last(anchor, slabs, homes, slot, comes, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
-            store_clean(anchor, to, owes, row, FLAGS_AT, ROW_WORDS, R)
-            tl.atomic_add(tiers + table * TIER_COLUMNS + DEMOTED, 1, mask=owes, sem="relaxed")
+        slot, own, _table, _at, comes = seated_rows(
+            tables, seated, seated_from, seated_of, seated_at, lane, total, family
+        )
+        below = weights_at(slabs, own, comes, ROW_WORDS // 4, SLAB_BITS) * 4
+        above = weights_at(slabs, slot, comes, ROW_WORDS // 4, SLAB_BITS) * 4
+        home = tl.load(home_word(anchor, homes, slot, comes, SLAB_BITS), mask=comes, other=NO_SLOT)
+        swaps = comes & (slot_of(home) != own)
+        row = load_row(anchor, below, comes, ROW_WORDS, R)
+        last = load_row(anchor, above, swaps, ROW_WORDS, R)
+        tl.debug_barrier()
+        store_row(anchor, below, swaps, last, 0, FLAGS_AT, ROW_WORDS, R)
+        dirty = tl.where(swaps, DIRTY, 0)[:, None]  # its home has no copy
+        store_row(anchor, above, comes, row, dirty, FLAGS_AT, ROW_WORDS, R)
         first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["number"])
+def locate(anchor, tables, below, homes, number, SLAB_BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Set which entries the keys above have in the index below, which was built anew. `tables` and `below`: where both
+    indexes are; of one table."""
+    base = tl.load(tables + number * TABLE_COLUMNS + AT)
+    entries = tl.load(tables + number * TABLE_COLUMNS + BUCKETS) * ENTRIES
+    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = (base + lane // ENTRIES * BUCKET_UNITS) * UNIT
+    slot = tl.load(anchor + at // 4 + FIRST_SLOT + lane % ENTRIES, mask=lane < entries, other=EMPTY)
+    keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+    key = tl.load(keys + at // 8 + lane % ENTRIES, mask=slot >= 0, other=0)
+    base_below = tl.load(below + number * TABLE_COLUMNS + AT) + tl.zeros_like(key)
+    buckets_below = tl.load(below + number * TABLE_COLUMNS + BUCKETS) + tl.zeros_like(key)
+    bucket_at, _ends, entry, home = probe_entries(anchor, base_below, buckets_below, key, slot >= 0)
+    found = entry_number(bucket_at // 4 + FIRST_SLOT + entry, base_below)
+    tl.store(home_word(anchor, homes, slot, home >= 0, SLAB_BITS), home_with(home, found), mask=home >= 0)
 
 
 @triton.jit(do_not_specialize=["family"])
@@ -493,9 +575,7 @@ def flush(
             lane = first + tl.arange(0, BLOCK)
             has = lane < end
             slot = tl.load(anchor + ring + lane % size, mask=has, other=0)
-            owes, row, to = load_last(anchor, slabs, homes, slot, has, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
-            tl.debug_barrier()
-            store_clean(anchor, to, owes, row, FLAGS_AT, ROW_WORDS, R)
-            tl.store(home_word(anchor, homes, slot, has, SLAB_BITS), tl.zeros_like(slot) + NO_SLOT, mask=has)
-            tl.atomic_add(tier + DEMOTED, tl.sum(owes.to(tl.int64), axis=0), sem="relaxed")
+            owed = write_down(anchor, slabs, homes, slot, has, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
+            tl.store(home_word(anchor, homes, slot, has, SLAB_BITS), tl.zeros_like(lane) + NO_SLOT, mask=has)
+            tl.atomic_add(tier + DEMOTED, tl.sum(owed.to(tl.int64), axis=0), sem="relaxed")
             first += tl.num_programs(0).to(tl.int64) * BLOCK
