@@ -40,6 +40,61 @@ def with_tiers(table, tiers):
     )  # fmt: skip
 
 
+def below_of(rows, number):
+    """By key of a table, the slot below and the number of its entry there."""
+    buffer = rows.index._buffers[number]
+    if buffer is None:
+        return {}
+    slots, keys = buffer[:, 16:24].flatten().tolist(), buffer.view(torch.int64)[:, :8].flatten().tolist()
+    return {key: (slot, entry) for entry, (key, slot) in enumerate(zip(keys, slots, strict=True)) if slot >= 0}
+
+
+def _assert_slots_below(bags):
+    """Each key has a slot below of its own, and the others are free, or wait for a lease."""
+    rows = bags._group._rows
+    for number, family in enumerate(rows.storage.families):
+        if not family.below:
+            continue
+        tables = [table for table in sorted(rows.tiered) if rows.families[table] == number]
+        owned = [slot for table in tables for slot, _entry in below_of(rows, table).values()]
+        limbo = [slots.tolist() for table in tables for _lease, slots, _copies in bags._group.tables[table]._limbo]
+        free = family.free[int(rows.storage.taken[number]) :].tolist()
+        all_slots = [*owned, *(slot for slots in limbo for slot in slots), *free]
+        assert len(all_slots) == len(set(all_slots)) == family.slots
+
+
+def assert_copies_sound(bags):
+    """What is above is below too, where it says; what is clean is equal there; no slot is lost."""
+    rows = bags._group._rows
+    above, storage = rows.above, rows.storage
+    _assert_slots_below(bags)
+    for number in sorted(rows.tiered):
+        keys, slots = above.index.entries(number)
+        assert torch.equal(above.index.find_keys(number, keys), slots)
+        held = {}
+        for some, theirs in zip(above._slots[number], above._homes[number], strict=True):
+            held |= zip(some.tolist(), theirs.tolist(), strict=True)
+        below = below_of(rows, number)
+        wanted = [below[key] for key in keys.tolist()]
+        assert [(held[slot] & 0xFFFFFFFF, held[slot] >> 32) for slot in slots.tolist()] == wanted
+        homes = torch.tensor([slot for slot, _entry in wanted], dtype=torch.int32, device=slots.device)
+        free = above._free(number).tolist()
+        limbo = [slot for _lease, _slots, copies in bags._group.tables[number]._limbo for slot in copies.tolist()]
+        assert sorted([*free, *slots.tolist(), *limbo]) == sorted(held)
+        assert all(held[slot] == -1 for slot in (*free, *limbo))
+        family = rows.families[number]
+        clean = (storage.read_flags(family, slots) & 2) == 0
+        layout = storage.families[family].layout
+        for read in (
+            lambda at, family=family: storage.read(family, at),
+            lambda at, family=family: storage.read_scores(family, at),
+            *(lambda at, c=c, family=family: storage.read_state(family, c, at) for c in layout.columns),
+        ):
+            same(read(slots[clean]), read(homes[clean]), "a clean row")
+        hbm = bags._group.tables[number].config.tier(shoal.Hbm)
+        assert above.bytes(number) <= (0 if hbm is None else hbm.bytes)
+
+
 class Pair:
     """Both collections."""
 

@@ -81,26 +81,26 @@ def programs():
 
     normal = shoal.Normal(0, 1)
     _rows, plan, lookups, updates = made(Table("a", 64), Table("b", 33, init=normal, dtype="bfloat16"))
-    yield lookups._launches(plan, True, False, True, True, True), names(lookups._v)
+    yield lookups._launches(plan, True, False, True, True, True, True), names(lookups._v)
     yield updates._launches(plan, True, False, True, True), names(updates._v)
     adam = shoal.Adam(clip=shoal.Clip(norm=1.0))
     _rows, plan, lookups, updates = made(
         Table("a", 128, pooling="none", optimizer=adam), Table("b", 5, pooling="none", optimizer=shoal.Ftrl())
     )
-    yield lookups._launches(plan, True, False, True, False, False), names(lookups._v)
+    yield lookups._launches(plan, True, False, True, False, False, True), names(lookups._v)
     yield updates._launches(plan, True, True, False, False), names(updates._v)
     tiers = [shoal.Hbm("1GiB"), shoal.Dram("4GiB")]
     rows, plan, lookups, _updates = made(
         Table("a", 128, optimizer=adam, tiers=tiers), Table("b", 5, dtype="bfloat16", init=normal, tiers=tiers)
     )
-    yield lookups._launches(plan, True, True, True, False, False), names(lookups._v)
-    yield lookups._launches(plan, False, False, True, False, False), names(lookups._v)
-    yield lookups._launches(plan, False, False, False, False, False), names(lookups._v)
+    yield lookups._launches(plan, True, True, True, False, False, True), names(lookups._v)
+    yield lookups._launches(plan, False, False, True, False, False, True), names(lookups._v)
+    yield lookups._launches(plan, False, False, False, False, False, False), names(lookups._v)
     yield [_located(rows)], {}
     # Rows of few words, many to a program.
     for dim in (1, 4, 16, 40):
         _rows, plan, lookups, _updates = made(Table("a", dim, tiers=tiers))
-        yield lookups._launches(plan, True, True, True, False, False), names(lookups._v)
+        yield lookups._launches(plan, True, True, True, False, False, True), names(lookups._v)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from batches import kjt, random_kjt
-from device_pairs import EXTREME, Pair, adam, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from device_pairs import EXTREME, Pair, adam, assert_copies_sound, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
 from device_tables import DEVICE, backward, here, in_hbm, outputs, placed
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("small_slabs")
 
 def assert_sound(bags):
     """Rows are in memory, in the storage or in both; where they do not differ, they are equal."""
+    assert_copies_sound(bags)
     for number, table in enumerate(bags._group.tables):
         if table.below is None:
             continue

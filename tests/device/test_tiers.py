@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from batches import kjt, random_kjt
+from device_pairs import assert_copies_sound, below_of
 from device_tables import DEVICE, backward, here, in_hbm, outputs, placed, train
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -39,60 +40,6 @@ def same(ours, wanted, what=""):
     """To the bit, also where there is no number."""
     assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape), what
     assert torch.equal(ours.nan_to_num(nan=77.0), wanted.nan_to_num(nan=77.0)), what
-
-
-def below_of(rows, number):
-    """By key of a table, the slot below and the number of its entry there."""
-    buffer = rows.index._buffers[number]
-    if buffer is None:
-        return {}
-    slots, keys = buffer[:, 16:24].flatten().tolist(), buffer.view(torch.int64)[:, :8].flatten().tolist()
-    return {key: (slot, entry) for entry, (key, slot) in enumerate(zip(keys, slots, strict=True)) if slot >= 0}
-
-
-def assert_slots_below(bags):
-    """Each key has a slot below of its own, and the others are free, or wait for a lease."""
-    rows = bags._group._rows
-    for number, family in enumerate(rows.storage.families):
-        if not family.below:
-            continue
-        tables = [table for table in sorted(rows.tiered) if rows.families[table] == number]
-        owned = [slot for table in tables for slot, _entry in below_of(rows, table).values()]
-        limbo = [slots.tolist() for table in tables for _lease, slots, _copies in bags._group.tables[table]._limbo]
-        free = family.free[int(rows.storage.taken[number]) :].tolist()
-        all_slots = [*owned, *(slot for slots in limbo for slot in slots), *free]
-        assert len(all_slots) == len(set(all_slots)) == family.slots
-
-
-def assert_sound(bags):
-    """What is above is below too, where it says; what is clean is equal there; no slot is lost."""
-    rows = bags._group._rows
-    above, storage = rows.above, rows.storage
-    assert_slots_below(bags)
-    for number in sorted(rows.tiered):
-        keys, slots = above.index.entries(number)
-        assert torch.equal(above.index.find_keys(number, keys), slots)
-        held = {}
-        for some, theirs in zip(above._slots[number], above._homes[number], strict=True):
-            held |= zip(some.tolist(), theirs.tolist(), strict=True)
-        below = below_of(rows, number)
-        wanted = [below[key] for key in keys.tolist()]
-        assert [(held[slot] & 0xFFFFFFFF, held[slot] >> 32) for slot in slots.tolist()] == wanted
-        homes = here(*(slot for slot, _entry in wanted), dtype=torch.int32)
-        free = above._free(number).tolist()
-        limbo = [slot for _lease, _slots, copies in bags._group.tables[number]._limbo for slot in copies.tolist()]
-        assert sorted([*free, *slots.tolist(), *limbo]) == sorted(held)
-        assert all(held[slot] == -1 for slot in (*free, *limbo))
-        family = rows.families[number]
-        clean = (storage.read_flags(family, slots) & 2) == 0
-        layout = storage.families[family].layout
-        for read in (
-            lambda at, family=family: storage.read(family, at),
-            lambda at, family=family: storage.read_scores(family, at),
-            *(lambda at, c=c, family=family: storage.read_state(family, c, at) for c in layout.columns),
-        ):
-            same(read(slots[clean]), read(homes[clean]), "a clean row")
-        assert above.bytes(number) <= bags._group.tables[number].config.tiers[0].bytes
 
 
 class Pair:
@@ -138,7 +85,7 @@ class Pair:
     def check(self):
         for module in self.both:
             module.check()
-        assert_sound(self.tiers)
+        assert_copies_sound(self.tiers)
         ours, wanted = self.tiers.state_dict(), self.whole.state_dict()
         assert list(ours) == list(wanted)
         for name, value in wanted.items():
@@ -354,7 +301,7 @@ def test_rows_find_their_homes_once_the_index_below_was_built_anew():
             rows.tidy(0, rows.index.capacity(0))
         assert rows.index.moved[0] > before
         assert torch.equal(rows.above.index.entries(0)[0], up) and len(up)
-        assert_sound(pair.tiers)
+        assert_copies_sound(pair.tiers)
         pair.step(kjt({"a": [list(range(30, 60))]}))
         pair.step(kjt({"a": [list(range(40))]}))
         pair.check()
@@ -444,7 +391,7 @@ def test_assign_erase_and_training_between_each_other():
         assert len(set(pair.each(lambda module, gone=gone: module.table("a").erase(gone)))) == 1
         again, _ = pair.forward(random_kjt(["a"], bags=8, keys=60, seed=step + 20))
         pair.backward(outs, step)
-        assert_sound(pair.tiers)
+        assert_copies_sound(pair.tiers)
         pair.backward(again, step)
         del outs, again
         pair.each(lambda module, gone=gone: module.table("a").erase(gone[:5]))
@@ -460,7 +407,7 @@ def test_a_state_dict_goes_from_tier_to_tier():
         other.step(random_kjt(["a", "b"], bags=8, keys=90, seed=step + 9), seed=step)
     other.tiers.load_state_dict(pair.whole.state_dict())
     other.whole.load_state_dict(pair.tiers.state_dict())
-    assert_sound(other.tiers)
+    assert_copies_sound(other.tiers)
     for step in range(3):
         batch = random_kjt(["a", "b"], bags=8, keys=60, seed=step + 30)
         other.step(batch, seed=step)
@@ -497,7 +444,7 @@ def test_both_budgets_hold_and_the_last_tier_is_what_a_table_may_have():
     assert rows.storage.bytes + rows.above.index.bytes(0) + 4 * rows.above.capacity(0) == stats.tiers[0].bytes <= 2048
     assert rows.storage.host_bytes + rows.index.bytes(0) <= 8 * 1024
     assert len(bags.table("a")) == stats.tiers[1].capacity > 80
-    assert_sound(bags)
+    assert_copies_sound(bags)
     kept = bags.table("a").keys()
     state = bags.state_dict()
     with pytest.raises(CapacityError, match="Dram"):
@@ -565,7 +512,7 @@ def test_anything_in_any_order(data):
             waiting.clear()
             state = pair.tiers.state_dict()
             pair.each(lambda module, state=state: module.load_state_dict(state))
-        assert_sound(pair.tiers)
+        assert_copies_sound(pair.tiers)
     waiting.clear()
     pair.step(kjt({"a": [pool], "b": [pool]}))
     pair.check()
