@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -45,6 +46,7 @@ class _Together:
 
     def __init__(self, parts: Sequence[Staging]) -> None:
         self._parts = parts
+        self.waits = any(part.waits for part in parts)
 
     def read(self) -> None:
         for part in self._parts:
@@ -76,6 +78,7 @@ class _Ahead(Generic[BatchT]):
     batch: BatchT
     placed: Staging | None
     ready: Events  # on devices
+    is_between: bool = False  # the threads
 
     def release(self) -> None:
         if self.placed is not None:
@@ -103,6 +106,7 @@ class _Run(Generic[BatchT]):
         self._ready: deque[_Ahead[BatchT]] = deque()
         self._ended: set[int] = set()  # of these lists those that nothing comes to any more
         self._ahead = 0  # batches that were taken from the loader, and not by the loop
+        self._between = 0  # of these, those that are on their way from thread to thread
         self._changed = threading.Condition()
         self._in_use: _Ahead[BatchT] | None = None
         self._is_awaited = self._is_closed = False
@@ -171,11 +175,25 @@ class _Run(Generic[BatchT]):
                     except StopIteration:
                         break
                     placed = self._stage(batch)
-                    self._put(self._found, _Ahead(batch, placed, self._streams.ready()))
+                    self._send(_Ahead(batch, placed, self._streams.ready()))
         except BaseException as error:
             self._error = error
         finally:
             self._end(self._found)
+
+    def _send(self, ahead: _Ahead[BatchT]) -> None:
+        """To the other threads or, where nothing has to be waited for, past them: they would take time of the loop."""
+        placed = ahead.placed
+        with self._changed:
+            overtakes = self._between > 0
+        if overtakes or (placed is not None and placed.waits):
+            self._put(self._found, ahead)
+            return
+        if placed is not None:
+            self._work(ahead, placed.read)
+        if ahead.placed is not None:
+            self._work(ahead, partial(ahead.placed.place, lambda: False))
+        self._put(self._ready, ahead)
 
     def _may_go_on(self) -> bool:
         with self._changed:
@@ -187,6 +205,8 @@ class _Run(Generic[BatchT]):
         with self._changed:
             if not self._is_closed:
                 where.append(ahead)
+                self._between += (where is self._found) - (ahead.is_between and where is self._ready)
+                ahead.is_between = where is not self._ready
                 self._changed.notify_all()
                 return
         ahead.release()  # nobody will look
@@ -209,14 +229,18 @@ class _Run(Generic[BatchT]):
                 if self._is_closed or not source:
                     break
                 ahead = source.popleft()
-            try:
-                if ahead.placed is not None:
-                    work(ahead.placed)
-            except BaseException:
-                # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
-                ahead.release()
+            if ahead.placed is not None:
+                self._work(ahead, partial(work, ahead.placed))
             self._put(to, ahead)
         self._end(to)
+
+    @staticmethod
+    def _work(ahead: _Ahead[BatchT], work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException:
+            # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
+            ahead.release()
 
     def _place(self, placed: Staging) -> None:
         placed.place(self._may_wait)

@@ -287,7 +287,8 @@ class DeviceGroup(Group):
             if training and not keep:
                 self._touch(batch)
             if pins.stamp:
-                self._streams.looked_up()
+                # Rows that a lease holds stay while they are read.
+                self._streams.looked_up(looked.found if keep else None)
                 self._updated.clear()
             return self._leases.begin(batch) if keep else Leases.none()
 

@@ -27,6 +27,7 @@ class Looked:
     slots: Tensor
     tickets: Tensor  # of every item, where its gradient is and whose row it goes to
     shares: Tensor | None  # of every item, its factor
+    found: torch.cuda.Event | None = None  # behind it the lookup reads the rows that it found, and nothing else
 
     def is_of(self, values: Tensor, offsets: Tensor) -> bool:
         """Whether these tensors are the forward's."""
@@ -103,17 +104,18 @@ class Lookups:
             lambda: self._launches(plan, insert, place, keep, weights is not None, shared, training or keep),
         )
         over, block = (batch, _bags_together) if plan.columns else (n, _rows_together)
+        told = rows.ledger.next() if insert else ()
         program.run(
             *rows.values(values, offsets, slots, space, batch, plan.copies, pins.stamp), pins.oldest,
             *((1, 1) if rows.above is None else rows.above.grids(total)),
             out if weights is None else weights,  # any tensor: not read
             out, starts, tickets, out if shares is None else shares,
             *(blocks(over, block(family.layout.dim)) for family in rows.storage.families),
-            *(rows.ledger.next() if insert else ()),
+            *told,
         )  # fmt: skip
         if insert:
             rows.sent()
-        return Looked(plan, values, offsets, batch, kind, slots, tickets, shares)
+        return Looked(plan, values, offsets, batch, kind, slots, tickets, shares, told[1] if told else None)
 
     def place(self, plan: DevicePlan, values: Tensor, offsets: Tensor, pins: Pins) -> None:
         """Bring the rows of a batch up, where it has a row and there is room above. Nothing is born or counted."""
@@ -129,7 +131,7 @@ class Lookups:
         v = variables(*FINDING, *TIERING)
         program = plan.programs.of(
             ("place", kind_of(values, offsets)),
-            True,
+            False,  # the driver would not keep the stream's priority
             lambda: rows.place_ahead(v, plan.tables_of, (plan.copies, len(plan.names))),
         )
         program.run(

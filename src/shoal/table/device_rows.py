@@ -126,7 +126,8 @@ class DeviceRows:
         above = {number: budget_above(config) for number, config in tiered.items()}
         self.tiered = frozenset(tiered)
         self.deep = frozenset(number for number, config in enumerate(configs) if has_storage(config))
-        self.above = UpperTier(self.index, self.storage, self.families, above) if tiered else None
+        tells_ages = bool(self.deep & self.tiered)
+        self.above = UpperTier(self.index, self.storage, self.families, above, tells_ages) if tiered else None
         # Tells the oldest batch whose rows are in use, among those on their way too or not; its group knows.
         self.oldest_at_work: Callable[[bool], int | None] = lambda _coming: None
         self._stamps = itertools.count(1)  # of batches

@@ -54,10 +54,16 @@ def bytes_above(layout: Layout, rows: int) -> int:
 
 
 class UpperTier:
-    """What of a group's tables is above. `budgets`: bytes, of the tables that have a tier below."""
+    """What of a group's tables is above. `budgets`: bytes, of the tables that have a tier below. `tells_ages`: whether
+    somebody asks the index below which rows were used long ago."""
 
     def __init__(
-        self, below: DeviceIndex, storage: HbmStorage, families: Sequence[int], budgets: Mapping[int, int]
+        self,
+        below: DeviceIndex,
+        storage: HbmStorage,
+        families: Sequence[int],
+        budgets: Mapping[int, int],
+        tells_ages: bool,
     ) -> None:
         device = below.anchor.device
         self.anchor = below.anchor
@@ -66,6 +72,7 @@ class UpperTier:
         self._storage = storage
         self._families = families
         self._budgets = budgets
+        self._tells_ages = tells_ages
         # Most rows that may be above, by table.
         self.most = [self._rows_within(table, budgets.get(table)) for table in range(len(families))]
         self.index.describe(families, self.most)
@@ -298,10 +305,12 @@ class UpperTier:
             held, warps = (self.anchor, storage.slabs, storage.homes), 4 if words <= _MOVED_WORDS else 8
             if births is not None:
                 launches.append(births(family, shape))
-            rehomed = {**{name: shape[name] for name in ("FLAGS_AT", "SLAB_BITS", "ROW_WORDS")}, "BLOCK": _LIST_BLOCK}
+            rehomed = {name: shape[name] for name in ("FLAGS_AT", "SLAB_BITS", "ROW_WORDS")}
+            rehomed |= {"AGES": self._tells_ages, "BLOCK": _LIST_BLOCK}
             launches += [
                 self._walk(
-                    kernels.rehome, (*held, self._below.tables, self.tiers, *self._seated(v), family), v, **rehomed
+                    kernels.rehome,
+                    (*held, self._below.tables, self.tiers, *self._seated(v), family, v.pinned_from), v, **rehomed,
                 ),
                 Launch(
                     kernels.exchange, (v.movers,), (*held, self._below.tables, *self._seated(v), family), shape,

@@ -91,6 +91,8 @@ class Held:
 class Staging(Protocol):
     """A batch whose rows come to the top tier ahead of its lookup. It changes no result."""
 
+    waits: bool  # whether `read` or `place` may wait, for a storage or for room
+
     def read(self) -> None:
         """Read them from below."""
 

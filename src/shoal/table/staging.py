@@ -35,6 +35,8 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 class HostStaging:
     """One batch on its way. `answers` says what the storages below said of its keys, by table."""
 
+    waits = True
+
     def __init__(self, group: "HostGroup", names: list[str], values: Tensor, offsets: Tensor) -> None:
         self.group = group
         self.address = address_of(values)

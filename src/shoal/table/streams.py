@@ -67,11 +67,12 @@ class Streams:
         if placed is not None:
             self._placed = None
 
-    def looked_up(self) -> None:
-        """What the current stream has been given so far is before rows that are placed; updates may come behind it."""
+    def looked_up(self, found: "torch.cuda.Event | None") -> None:
+        """What the current stream was given up to `found`, or by now, is before rows that are placed; what is behind it
+        reads and updates rows that must stay."""
         if self._placing is not None:
-            self._looked = torch.cuda.Event()
-            self._looked.record(torch.cuda.current_stream(self._device))
+            # It may be recorded again when it is waited for: later on the same stream, which does no harm.
+            self._looked = torch.cuda.current_stream(self._device).record_event() if found is None else found
 
     @property
     def waits_for_updates(self) -> bool:
@@ -86,7 +87,8 @@ class Streams:
     def placing(self) -> "torch.cuda.Stream | None":
         """The stream on which rows are placed ahead."""
         if self._placing is None and self._is_cuda:
-            self._placing = torch.cuda.Stream(self._device)
+            # Its kernels wait for the bus, and must not wait for room beside those that fill the device.
+            self._placing = torch.cuda.Stream(self._device, priority=-1)
         return self._placing
 
     @contextmanager

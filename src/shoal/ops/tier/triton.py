@@ -486,13 +486,14 @@ def seated_rows(tables, seated, seated_from, seated_of, seated_at, lane, total, 
     return slot, home, table, at, (at != NOT_WON) & mine
 
 
-@triton.jit(do_not_specialize=["family"])
+@triton.jit(do_not_specialize=["family", "pinned_from"])
 def rehome(
-    anchor, slabs, homes, tables, tiers, seated, seated_from, seated_of, seated_at, seated_count, family,
-    FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    anchor, slabs, homes, tables, tiers, seated, seated_from, seated_of, seated_at, seated_count, family, pinned_from,
+    FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, AGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Homes for the keys that were seated: their own or, where the last row of their slot must be written down, that
-    row's, whose key takes theirs. Rows are as before."""
+    row's, whose key takes theirs. Rows are as before. Where AGES, the index below hears that these were used: as late
+    as one can be that is not in use."""
     total = tl.load(seated_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
@@ -505,6 +506,9 @@ def rehome(
         home = tl.where(swaps, slot_of(last), own)
         tl.store(anchor + at, home, mask=swaps)
         tl.store(anchor + entry_word(last, base), own, mask=swaps)
+        if AGES:
+            age = tl.zeros_like(own) + pinned_from - 1
+            tl.store(anchor + entry_word(last, base) + STAMP_BEHIND_SLOT, age, mask=swaps)
         place = home_word(anchor, homes, slot, comes, SLAB_BITS)
         tl.store(place, home_with(home, entry_number(at, base)), mask=comes)
         count_by_table(tiers + PROMOTED, table, comes, TIER_COLUMNS)
