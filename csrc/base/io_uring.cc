@@ -158,9 +158,12 @@ class UringQueue : public IoQueue {
     fill();
     while (answered_.empty()) {
       if (asked_.empty() && free_.size() == on_ring_.size()) return nullptr;
-      check(ring_->hand_over(1));
-      if (ring_ != nullptr) ring_->answers([this](uint64_t number, int result) { take(number, result); });
-      fill();
+      if (!take_answers()) {
+        check(ring_->hand_over(1));
+        take_answers();
+      }
+      // Before the caller looks at what was answered: the disk has something to do meanwhile.
+      begin();
     }
     IoRequest* const request = answered_.front();
     answered_.pop_front();
@@ -182,6 +185,13 @@ class UringQueue : public IoQueue {
       ring_->ask(*request, free_.back());
       free_.pop_back();
     }
+  }
+
+  // Whether there were any.
+  bool take_answers() {
+    const size_t before = free_.size();
+    if (ring_ != nullptr) ring_->answers([this](uint64_t number, int result) { take(number, result); });
+    return free_.size() != before;
   }
 
   void take(uint64_t number, int result) {

@@ -3,7 +3,6 @@
 
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "bind/bind.h"
 #include "store/dram.h"
@@ -98,22 +97,17 @@ static void bind_ssd(nb::module_& m) {
       "read_together",
       [](const std::vector<SsdStore*>& stores, const std::vector<Vector<const int64_t>>& keys,
          const std::vector<Matrix<uint8_t>>& rows, const std::vector<Vector<bool>>& found) {
-        std::vector<Status> statuses(stores.size());
+        std::vector<SsdStore::Read> reads;
+        for (size_t i = 0; i < stores.size(); ++i)
+          reads.push_back({stores[i], keys[i].data(), reinterpret_cast<char*>(rows[i].data()), found[i].data(),
+                           int64_t(keys[i].shape(0))});
         {
           nb::gil_scoped_release released;
-          const auto read = [&](size_t i) {
-            statuses[i] = stores[i]->read(keys[i].data(), reinterpret_cast<char*>(rows[i].data()), found[i].data(),
-                                          int64_t(keys[i].shape(0)));
-          };
-          std::vector<std::thread> others;
-          for (size_t i = 1; i < stores.size(); ++i) others.emplace_back(read, i);
-          if (!stores.empty()) read(0);
-          for (std::thread& other : others) other.join();
+          SsdStore::read_together(&reads);
         }
-        for (const Status& status : statuses) raise(status);
+        for (const SsdStore::Read& read : reads) raise(read.status);
       },
-      nb::arg("stores"), nb::arg("keys"), nb::arg("rows"), nb::arg("found"),
-      "Read from several stores at a time: a thread waits for each");
+      nb::arg("stores"), nb::arg("keys"), nb::arg("rows"), nb::arg("found"), "Read from several stores at a time");
   nb::enum_<FileCall>(m, "FileCall")
       .value("open", FileCall::open)
       .value("read", FileCall::read)

@@ -1,6 +1,7 @@
 #include "lookup/victims.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "index/batch.h"
 
@@ -9,7 +10,7 @@ namespace shoal {
 namespace {
 
 constexpr uint64_t kPortionBuckets = 8192;  // about 30,000 keys
-constexpr size_t kOldestPart = 8;           // an eighth of a portion may leave before the next one is looked at
+constexpr double kLeastShare = 0.125;       // of a portion may leave before the next one is looked at
 constexpr size_t kAhead = 16;               // rows whose flags are on their way to the cache
 
 }  // namespace
@@ -20,7 +21,7 @@ int64_t Pins::count() const {
   return count;
 }
 
-void Victims::look_further(const Index& index, const Rows& rows, uint32_t clock, bool all, uint64_t* seen) {
+void Victims::look_further(const Index& index, const Rows& rows, uint32_t clock, double share, uint64_t* seen) {
   const uint64_t extent = index.extent();
   if (next_bucket_ >= extent) next_bucket_ = 0;
   const uint64_t end = std::min(next_bucket_ + kPortionBuckets, extent);
@@ -36,8 +37,11 @@ void Victims::look_further(const Index& index, const Rows& rows, uint32_t clock,
   }
   *seen += end - next_bucket_;
   next_bucket_ = end;
-  const auto younger = [](const Candidate& a, const Candidate& b) { return a.age < b.age; };
-  const size_t taken = all ? portion.size() : (portion.size() + kOldestPart - 1) / kOldestPart;
+  // Of those used by one batch any will do, but not all from one end of the portion.
+  const auto younger = [](const Candidate& a, const Candidate& b) {
+    return a.age != b.age ? a.age < b.age : a.slot < b.slot;
+  };
+  const auto taken = static_cast<size_t>(std::ceil(share * static_cast<double>(portion.size())));
   const auto from = portion.end() - static_cast<std::ptrdiff_t>(taken);
   if (from != portion.begin() && from != portion.end()) std::nth_element(portion.begin(), from, portion.end(), younger);
   std::sort(from, portion.end(), younger);
@@ -47,8 +51,11 @@ void Victims::look_further(const Index& index, const Rows& rows, uint32_t clock,
 Victims::Chosen Victims::choose(const Index& index, const Rows& rows, uint32_t clock, const Pins& pins, int64_t n) {
   std::vector<Candidate> chosen;
   std::vector<uint64_t> taken((size_t(rows.slab_count) << rows.slot_bits) / 64 + 1);
-  // Of every portion the oldest; if these do not suffice, all that nobody needs.
-  for (const bool all : {false, true}) {
+  // Every portion gives the same share, or those that gave more would be empty, and the buckets of the rest, to which as
+  // many keys come, run over: finds took a hundred times as long. Where it does not suffice, a larger one.
+  const double wanted = static_cast<double>(n) / static_cast<double>(std::max<int64_t>(index.size(), 1));
+  double share = std::clamp(wanted, kLeastShare, 1.0);
+  while (true) {
     for (uint64_t seen = 0; int64_t(chosen.size()) < n;) {
       while (!queue_.empty() && int64_t(chosen.size()) < n) {
         const Candidate candidate = queue_.back();
@@ -58,13 +65,15 @@ Victims::Chosen Victims::choose(const Index& index, const Rows& rows, uint32_t c
         if (pins.has(candidate.slot) || word & bit) continue;
         // It may have left, or have been used, since it was put there.
         if (index.find(candidate.key) != candidate.slot) continue;
-        if (!all && rows.flags(rows.tail(candidate.slot)) >> kStampShift != candidate.stamp) continue;
+        if (share < 1.0 && rows.flags(rows.tail(candidate.slot)) >> kStampShift != candidate.stamp) continue;
         word |= bit;
         chosen.push_back(candidate);
       }
       if (int64_t(chosen.size()) == n || seen >= index.extent()) break;
-      look_further(index, rows, clock, all, &seen);
+      look_further(index, rows, clock, share, &seen);
     }
+    if (int64_t(chosen.size()) == n || share == 1.0) break;
+    share = std::min(2 * share, 1.0);
   }
   Chosen result;
   const auto is_dirty = [&](const Candidate& candidate) { return rows.flags(rows.tail(candidate.slot)) & kDirty; };

@@ -48,8 +48,8 @@ class Victims {
     uint32_t age;
     uint32_t stamp;  // it had then
   };
-  // Puts the oldest of the next portion, or all of it, into the empty queue; adds its buckets to `seen`.
-  void look_further(const Index& index, const Rows& rows, uint32_t clock, bool all, uint64_t* seen);
+  // Puts the oldest of the next portion, that share of it, into the empty queue; adds its buckets to `seen`.
+  void look_further(const Index& index, const Rows& rows, uint32_t clock, double share, uint64_t* seen);
 
   std::vector<Candidate> queue_;  // the oldest last
   uint64_t next_bucket_ = 0;

@@ -94,6 +94,35 @@ void many_leave_from_a_large_table_in_an_order_near_their_age() {
   CHECK(old > all * 95 / 100, old, all);
 }
 
+void many_that_leave_at_once_leave_all_of_the_index_alike() {
+  for (const int64_t n : {int64_t{12'000}, int64_t{20'000}, int64_t{50'000}}) {
+    Table table(120'000);
+    Victims victims;
+    const Pins none(table.store.rows());
+    int64_t next = 120'000;
+    for (uint32_t round = 0; round < 8; ++round) {
+      const Victims::Chosen chosen = victims.choose(table.index, table.store.rows(), 200'000 + round, none, n);
+      CHECK(int64_t(chosen.keys.size()) == n);
+      for (const int64_t key : chosen.keys) table.index.erase(key);
+      // Others come in their place.
+      std::vector<int64_t> keys(chosen.keys.size());
+      for (int64_t& key : keys) key = next++;
+      stamp(table.store.rows(), chosen.slots.data(), n, 200'000 + round);
+      CHECK(table.index.reserve(n).ok() && table.index.insert(keys.data(), chosen.slots.data(), n).ok());
+    }
+    constexpr uint64_t kRanges = 16;
+    int64_t most = 0, least = table.index.size();
+    for (uint64_t range = 0; range < kRanges; ++range) {
+      int64_t there = 0;
+      const uint64_t extent = table.index.view().high;
+      table.index.scan(range * extent / kRanges, (range + 1) * extent / kRanges, [&](int64_t, uint32_t) { ++there; });
+      most = std::max(most, there);
+      least = std::min(least, there);
+    }
+    CHECK(most * 10 <= least * 13, n, most, least);
+  }
+}
+
 void rows_are_packed_and_unpacked_whole() {
   for (Dtype dtype : {Dtype::f32, Dtype::f16}) {
     DramStore store(5, dtype, 3);
@@ -125,5 +154,6 @@ int main() {
   shoal::what_left_or_was_used_since_it_was_queued_is_passed_over();
   shoal::ages_hold_when_the_clock_comes_round();
   shoal::many_leave_from_a_large_table_in_an_order_near_their_age();
+  shoal::many_that_leave_at_once_leave_all_of_the_index_alike();
   shoal::rows_are_packed_and_unpacked_whole();
 }

@@ -1,13 +1,22 @@
-// Which slot on disk the row of a key has: an index in parts, by the key's hash, so that two threads can work on it.
+// Which slot on disk the row of a key has.
+//
+// Keys lie in buckets, buckets in parts of 32 KiB. A part that is full is split in two by the next bit of its keys' hashes,
+// so each key moves about once, whatever the index grows to. Parts that are as full as each other would all be split at
+// once, and be half empty behind it; so hashes are dealt out to sections of unequal shares, of which one at a time is
+// at that point: at any moment a key takes 24 bytes at most.
 //
 // Thread safety: const methods may run beside each other; the others need it to themselves.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
+#include "base/memory.h"
+#include "base/rows.h"
 #include "base/status.h"
-#include "index/index.h"
+#include "index/bucket.h"
 
 namespace shoal {
 
@@ -19,7 +28,7 @@ class SlotIndex {
   SlotIndex& operator=(const SlotIndex&) = delete;
 
   int64_t size() const;
-  // With pages that wait for the next growth.
+  // With pages that wait for its growth.
   int64_t bytes() const;
 
   // kNoSlot where a key has none.
@@ -35,18 +44,51 @@ class SlotIndex {
   std::vector<int64_t> keys() const;
 
  private:
-  // More would grow by doubling up to a larger number of rows, and take more than 24 bytes for each of them.
-  static constexpr int kParts = 2;
-  static int part_of(int64_t key);
-  // Calls work(numbers, keys, count) for the keys of one part, a few at a time.
-  template <typename Work>
-  static void for_part(int part, const int64_t* keys, int64_t n, const Work& work);
-  Status put_part(int part, const int64_t* keys, int64_t n, uint32_t first, const uint32_t* from, uint32_t* had);
+  struct Part {
+    Bucket* buckets = nullptr;
+    uint32_t mask = 0;   // the number of buckets, which is a power of two, less one
+    uint32_t depth = 0;  // bits that the hashes of its keys have in common, behind those that choose the section
+    int64_t size = 0;
 
-  // Has the pages of a growth that is near made resident, so that the write that begins it need not wait.
+    int64_t room() const;
+    Bucket& home(uint64_t hash) const { return buckets[hash & mask]; }
+    // Where the key's slot is; null where it has none.
+    uint32_t* locate(uint64_t hash, int64_t key) const;
+    // REQUIRES: the key is absent, and there is room.
+    void place(uint64_t hash, int64_t key, uint32_t slot);
+    uint32_t erase(uint64_t hash, int64_t key);
+  };
+  // On cache lines of its own: threads count in sections beside each other.
+  struct alignas(128) Section {
+    std::vector<Part> parts;
+    std::vector<uint32_t> which = {};  // part, by the first `depth` bits of a hash
+    uint32_t depth = 0;
+    int64_t size = 0;
+    int64_t bucket_bytes = 0;
+
+    Part& part_of(uint64_t hash) { return parts[which[number_of(hash)]]; }
+    const Part& part_of(uint64_t hash) const { return parts[which[number_of(hash)]]; }
+    size_t number_of(uint64_t hash) const;
+  };
+  static constexpr int kSections = 16;
+
+  static int section_of(uint64_t hash);
+  Status put_some(int thread, const int64_t* keys, int64_t n, uint32_t first, const uint32_t* from, uint32_t* had);
+  Status make_room(Section* section, uint64_t hash);
+  Status begin(Section* section);
+  // The part of a hash.
+  Status split(Section* section, uint64_t hash);
+  // Puts all keys of a part where they belong: into it, or into `other` if the bit of their hash that tells is set.
+  static void deal_out(Part* part, Part* other);
+  Status take_buckets(Bucket** buckets);
+
+  // Has pages made resident before they are needed, so that a write need not wait for them.
   void prepare_growth();
 
-  Index parts_[kParts];
+  std::array<Section, kSections> sections_;
+  std::mutex mutex_;  // covers what is below while keys are put
+  std::vector<Pages> pages_;
+  int64_t taken_ = 0;  // parts that have their memory
   int64_t pages_ahead_ = 0;
 };
 

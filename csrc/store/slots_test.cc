@@ -1,9 +1,13 @@
 #include "store/slots.h"
 
 #include <algorithm>
+#include <map>
+#include <random>
 #include <vector>
 
 #include "base/check.h"
+#include "base/failing_heap.h"
+#include "base/hash.h"
 
 namespace shoal {
 namespace {
@@ -67,6 +71,100 @@ void a_key_takes_24_bytes_at_most_at_any_moment() {
   }
 }
 
+void what_is_erased_and_put_again_is_found() {
+  SlotIndex index;
+  std::map<int64_t, uint32_t> wanted;
+  std::mt19937_64 random(3);
+  uint32_t slot = 0;
+  for (int round = 0; round < 60; ++round) {
+    std::map<int64_t, bool> some;
+    while (some.size() < 3000) some[int64_t(random() % 60'000) * 977 - 20'000'000];
+    std::vector<int64_t> keys;
+    for (const auto& [key, _] : some) keys.push_back(key);
+    std::vector<uint32_t> had(keys.size());
+    CHECK(index.put(keys.data(), int64_t(keys.size()), slot, nullptr, had.data()).ok());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const auto there = wanted.find(keys[i]);
+      CHECK(had[i] == (there == wanted.end() ? kNoSlot : there->second), i);
+      wanted[keys[i]] = slot++;
+    }
+    for (size_t i = 0; i < 2000; ++i) {
+      const int64_t key = int64_t(random() % 60'000) * 977 - 20'000'000;
+      const auto there = wanted.find(key);
+      CHECK(index.erase(key) == (there == wanted.end() ? kNoSlot : there->second), key);
+      wanted.erase(key);
+    }
+  }
+  CHECK(index.size() == int64_t(wanted.size()));
+  std::vector<int64_t> all;
+  for (int64_t i = 0; i < 60'000; ++i) all.push_back(i * 977 - 20'000'000);
+  const std::vector<uint32_t> slots = find(index, all);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto there = wanted.find(all[i]);
+    CHECK(slots[i] == (there == wanted.end() ? kNoSlot : there->second), i);
+  }
+}
+
+// The key that has this hash.
+int64_t key_of(uint64_t hash) {
+  const auto inverse = [](uint64_t odd) {
+    uint64_t found = odd;
+    for (int i = 0; i < 6; ++i) found *= 2 - odd * found;
+    return found;
+  };
+  hash = (hash ^ (hash >> 33)) * inverse(0xc4ceb9fe1a85ec53ULL);
+  hash = (hash ^ (hash >> 33)) * inverse(0xff51afd7ed558ccdULL);
+  return int64_t(hash ^ (hash >> 33));
+}
+
+void keys_made_to_have_hashes_alike_are_refused_and_harm_nobody() {
+  CHECK(mix64(uint64_t(key_of(12345))) == 12345);
+  SlotIndex index;
+  std::vector<int64_t> alike;
+  for (uint64_t i = 0; i < 6000; ++i) alike.push_back(key_of(0x123456789abc0000ULL + i));
+  std::vector<uint32_t> had(6000);
+  const std::vector<int64_t> others = range(0, 6000);
+  CHECK(index.put(others.data(), 6000, 0, nullptr, had.data()).ok());
+  CHECK(index.put(alike.data(), 6000, 10'000, nullptr, had.data()).code() == Code::capacity);
+  const std::vector<uint32_t> slots = find(index, alike);
+  int64_t in = 0;
+  for (uint32_t i = 0; i < 6000; ++i) {
+    CHECK(slots[i] == (had[i] == kNoSlot ? 10'000 + i : kNoSlot), i);
+    in += slots[i] != kNoSlot;
+  }
+  CHECK(in > 2000 && index.size() == 6000 + in, in);
+  // The same place in all parts, and many of them passed on.
+  std::vector<int64_t> crowded;
+  for (uint64_t i = 1; i <= 2000; ++i) crowded.push_back(key_of(i * 0x9e3779b97f4a7c15ULL << 9));
+  CHECK(index.put(crowded.data(), 2000, 20'000, nullptr, had.data()).ok());
+  for (size_t i = 0; i < 2000; i += 2) CHECK(index.erase(crowded[i]) == 20'000 + i, i);
+  const std::vector<uint32_t> left = find(index, crowded);
+  for (uint32_t i = 0; i < 2000; ++i) CHECK(left[i] == (i % 2 ? 20'000 + i : kNoSlot), i);
+  for (int64_t i = 0; i < in; ++i) CHECK(index.erase(alike[size_t(i)]) == 10'000 + i, i);
+  const std::vector<uint32_t> there = find(index, others);
+  for (uint32_t i = 0; i < 6000; ++i) CHECK(there[i] == i, i);
+}
+
+void where_the_heap_ends_nothing_is_lost() {
+  for (int64_t allocations = 0; allocations < 200; ++allocations) {
+    SlotIndex index;
+    const std::vector<int64_t> keys = range(0, 90'000);
+    std::vector<uint32_t> had(keys.size());
+    Status status;
+    // Fewer than would wake a thread at a time: this one's heap ends.
+    with_heap_for(allocations, [&] {
+      for (int64_t from = 0; from < 90'000 && status.ok(); from += 1000)
+        status = index.put(keys.data() + from, 1000, uint32_t(from), nullptr, had.data() + from);
+    });
+    CHECK(status.ok() || status.code() == Code::memory);
+    for (int64_t from = 0; from < 90'000; from += 1000)
+      CHECK(index.put(keys.data() + from, 1000, uint32_t(from), nullptr, had.data()).ok());
+    CHECK(index.size() == 90'000);
+    const std::vector<uint32_t> slots = find(index, keys);
+    for (uint32_t i = 0; i < 90'000; ++i) CHECK(slots[i] == i, i);
+  }
+}
+
 }  // namespace
 }  // namespace shoal
 
@@ -74,4 +172,7 @@ int main() {
   shoal::keys_get_slots_in_place_of_those_they_had();
   shoal::keys_that_have_moved_on_do_not_get_theirs();
   shoal::a_key_takes_24_bytes_at_most_at_any_moment();
+  shoal::what_is_erased_and_put_again_is_found();
+  shoal::keys_made_to_have_hashes_alike_are_refused_and_harm_nobody();
+  shoal::where_the_heap_ends_nothing_is_lost();
 }

@@ -17,7 +17,9 @@ namespace {
 constexpr int64_t kWriteBytes = int64_t{2} << 20;  // of one request; 1 MiB is 8 % slower, 256 KiB 60 %
 constexpr int64_t kWrites = 4;                     // requests of one call that are under way at a time
 constexpr int64_t kReadBytes = int64_t{2} << 20;   // of the blocks that are being read at a time
-constexpr int64_t kMoveBytes = int64_t{4} << 20;   // that are read to be collected, at a time
+// Rows of several stores that one thread reads: waking others, on cores that are busy, takes longer.
+constexpr int64_t kFewRows = 1024;
+constexpr int64_t kMoveBytes = int64_t{4} << 20;  // that are read to be collected, at a time
 constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
 constexpr int64_t kLeastBlocks = 4;     // of a segment
@@ -308,105 +310,144 @@ SsdStore::Segment::~Segment() {
 
 // ---- reading
 
-// Rows that are wanted, in the order of their blocks, and the requests for them.
+// Rows that are wanted of one store, in the order of their blocks.
 struct SsdStore::Reading {
   struct Wanted {
     uint32_t slot;
     int64_t at;  // of the caller's keys
   };
-  // Of the wanted, those that a request is for.
-  struct Span {
-    size_t begin, end;
-  };
-  const int64_t* keys;
-  char* rows;
-  bool* found;
-  std::vector<Wanted> wanted;
-  std::vector<std::shared_ptr<Segment>> held;  // by place
-  std::vector<IoRequest> requests;
-  std::vector<Span> spans;  // by request
-  size_t next = 0;          // that nobody asked for
+  Read* read;
+  std::vector<Wanted> wanted = {};
+  std::vector<std::shared_ptr<Segment>> held = {};  // by place
+  size_t next = 0;                                  // that nobody asked for
   int64_t reads = 0, damages = 0;
 };
 
+// A block that is being read, and those of the wanted that are on it.
+struct SsdStore::Block {
+  IoRequest request;  // first: an answered request is its block's
+  Reading* reading = nullptr;
+  size_t begin = 0, end = 0;
+};
+
 Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
+  Read read{this, keys, rows, found, n};
+  read_here(&read, 1);
+  return std::move(read.status);
+}
+
+void SsdStore::read_together(std::vector<Read>* reads) {
+  int64_t rows = 0;
+  for (const Read& read : *reads) rows += read.n;
+  if (rows <= kFewRows) {
+    if (!reads->empty()) read_here(reads->data(), reads->size());
+    return;
+  }
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < reads->size(); ++i) others.emplace_back([reads, i] { read_here(&(*reads)[i], 1); });
+  read_here(reads->data(), 1);
+  for (std::thread& other : others) other.join();
+}
+
+void SsdStore::read_here(Read* reads, size_t count) {
   const auto begin = std::chrono::steady_clock::now();
-  Reading reading{keys, rows, found, {}, std::vector<std::shared_ptr<Segment>>(places_.size()), {}, {}};
+  std::vector<Reading> readings;
+  int64_t rows = 0, block_bytes = 0;
+  for (size_t i = 0; i < count; ++i) {
+    readings.push_back({&reads[i]});
+    reads[i].store->begin_reading(&readings.back());
+    rows += int64_t(readings.back().wanted.size());
+    block_bytes = std::max(block_bytes, reads[i].store->layout_.block_bytes);
+  }
+  Io& io = *reads[0].store->io_;
+  // More than the disk has in hand: those that wait take the place of answered ones while rows are copied.
+  const int64_t most = std::clamp<int64_t>(kReadBytes / block_bytes, 1, 2 * io.depth());
+  std::vector<Block> blocks(size_t(std::min(most, rows)));
+  const AlignedMemory memory((std::min(most, rows) + 1) * block_bytes);
+  size_t at = 0;
+  const std::unique_ptr<IoQueue> queue = io.queue();  // goes before what it uses
+  const auto ask_next = [&](Block* block) {
+    while (at < count && readings[at].next == readings[at].wanted.size()) ++at;
+    if (at == count) return;
+    reads[at].store->ask(&readings[at], block);
+    queue->ask(&block->request);
+  };
+  for (size_t number = 0; number < blocks.size(); ++number) {
+    blocks[number].request.memory = memory.get() + int64_t(number) * block_bytes;
+    ask_next(&blocks[number]);
+  }
+  // The rows of a block are copied while others are being read.
+  while (IoRequest* answered = queue->next()) {
+    Block& block = *reinterpret_cast<Block*>(answered);
+    keep_first(&block.reading->read->status, block.reading->read->store->take(block.reading, block));
+    ask_next(&block);
+  }
+  for (const Reading& reading : readings)
+    reading.read->store->end_reading(reading, nanoseconds_since(begin) / int64_t(count));
+}
+
+void SsdStore::begin_reading(Reading* reading) const {
+  const Read& read = *reading->read;
+  reading->held.resize(places_.size());
   {
-    std::vector<uint32_t> slots(static_cast<size_t>(n));
+    std::vector<uint32_t> slots(static_cast<size_t>(read.n));
     std::lock_guard lock(mutex_);
-    index_->find(keys, slots.data(), n);
-    for (int64_t i = 0; i < n; ++i) {
+    index_->find(read.keys, slots.data(), read.n);
+    for (int64_t i = 0; i < read.n; ++i) {
       const uint32_t slot = slots[size_t(i)];
-      found[i] = false;
+      read.found[i] = false;
       if (slot == kNoSlot) continue;
-      reading.wanted.push_back({slot, i});
+      reading->wanted.push_back({slot, i});
       const size_t place = size_t(slot / segment_rows());
-      if (reading.held[place] == nullptr) reading.held[place] = places_[place];
+      if (reading->held[place] == nullptr) reading->held[place] = places_[place];
     }
   }
   // Rows of one block beside each other.
-  std::sort(reading.wanted.begin(), reading.wanted.end(), [](const auto& a, const auto& b) { return a.slot < b.slot; });
-  const size_t together = size_t(std::clamp<int64_t>(kReadBytes / layout_.block_bytes, 1, io_->depth()));
-  const size_t count = std::min(together, reading.wanted.size());
-  const AlignedMemory memory(int64_t(count + 1) * layout_.block_bytes);
-  reading.requests.resize(count);
-  reading.spans.resize(count);
-  const std::unique_ptr<IoQueue> queue = io_->queue();  // goes before what it uses
-  for (size_t number = 0; number < count; ++number) {
-    reading.requests[number].memory = memory.get() + int64_t(number) * layout_.block_bytes;
-    ask(&reading, number, queue.get());
-  }
-  Status status;
-  // The rows of a block are copied while others are being read.
-  while (const IoRequest* answered = queue->next()) {
-    const size_t number = size_t(answered - reading.requests.data());
-    keep_first(&status, take(&reading, number));
-    ask(&reading, number, queue.get());
-  }
+  std::sort(reading->wanted.begin(), reading->wanted.end(),
+            [](const auto& a, const auto& b) { return a.slot < b.slot; });
+}
+
+void SsdStore::end_reading(const Reading& reading, int64_t nanoseconds) {
   std::lock_guard lock(mutex_);
   stats_.reads += reading.reads;
   stats_.read_bytes += reading.reads * layout_.block_bytes;
   stats_.damaged += reading.damages;
   ++stats_.read_calls;
-  stats_.read_nanoseconds += nanoseconds_since(begin);
-  return status;
+  stats_.read_nanoseconds += nanoseconds;
 }
 
-void SsdStore::ask(Reading* reading, size_t request, IoQueue* queue) const {
+void SsdStore::ask(Reading* reading, Block* block) const {
   const std::vector<Reading::Wanted>& wanted = reading->wanted;
-  if (reading->next == wanted.size()) return;
-  const int64_t block = wanted[reading->next].slot / layout_.rows_per_block;
+  const int64_t number = wanted[reading->next].slot / layout_.rows_per_block;
   size_t end = reading->next;
-  while (end < wanted.size() && wanted[end].slot / layout_.rows_per_block == block) ++end;
-  reading->spans[request] = {reading->next, end};
+  while (end < wanted.size() && wanted[end].slot / layout_.rows_per_block == number) ++end;
+  block->reading = reading;
+  block->begin = reading->next;
+  block->end = end;
   reading->next = end;
   ++reading->reads;
-  IoRequest& asked = reading->requests[request];
-  asked = {FileCall::read, &reading->held[size_t(block / segment_blocks_)]->file, asked.memory, layout_.block_bytes,
-           block % segment_blocks_ * layout_.block_bytes};
-  queue->ask(&asked);
+  block->request = {FileCall::read, &reading->held[size_t(number / segment_blocks_)]->file, block->request.memory,
+                    layout_.block_bytes, number % segment_blocks_ * layout_.block_bytes};
 }
 
-Status SsdStore::take(Reading* reading, size_t request) const {
-  const IoRequest& answered = reading->requests[request];
+Status SsdStore::take(Reading* reading, const Block& block) const {
+  const IoRequest& answered = block.request;
   if (Status status = answered.status(); !status.ok()) return status;
-  const auto [begin, end] = reading->spans[request];
-  const char* const block = answered.memory;
+  const Read& read = *reading->read;
   const int64_t number = answered.offset / layout_.block_bytes;
-  const Segment& segment = *reading->held[size_t(reading->wanted[begin].slot / segment_rows())];
-  const int64_t there = layout_.rows_of(block, segment.id, uint64_t(number));
+  const Segment& segment = *reading->held[size_t(reading->wanted[block.begin].slot / segment_rows())];
+  const int64_t there = layout_.rows_of(answered.memory, segment.id, uint64_t(number));
   reading->damages += there < 0;
   Status status;
-  for (size_t i = begin; i < end; ++i) {
+  for (size_t i = block.begin; i < block.end; ++i) {
     const auto [slot, to] = reading->wanted[i];
     const int64_t row = slot % layout_.rows_per_block;
-    if (row >= there || layout_.key(block, row) != reading->keys[to]) {
+    if (row >= there || layout_.key(answered.memory, row) != read.keys[to]) {
       keep_first(&status, damaged(segment, number));
       continue;
     }
-    std::memcpy(reading->rows + to * layout_.row_bytes, layout_.row(block, row), size_t(layout_.row_bytes));
-    reading->found[to] = true;
+    std::memcpy(read.rows + to * layout_.row_bytes, layout_.row(answered.memory, row), size_t(layout_.row_bytes));
+    read.found[to] = true;
   }
   return status;
 }

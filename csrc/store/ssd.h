@@ -67,6 +67,16 @@ class SsdStore {
   // found[i]: whether key i has a row, which is then at rows + i * row_bytes. Where a block cannot be read or is damaged
   // the rows on it are not found, the others are, and the error names it.
   Status read(const int64_t* keys, char* rows, bool* found, int64_t n);
+  // The same from several stores at a time.
+  struct Read {
+    SsdStore* store;
+    const int64_t* keys;
+    char* rows;
+    bool* found;
+    int64_t n;
+    Status status = {};
+  };
+  static void read_together(std::vector<Read>* reads);
 
   void contains(const int64_t* keys, bool* found, int64_t n) const;
   // How many there were.
@@ -115,6 +125,7 @@ class SsdStore {
     const char* row(int64_t i) const { return each == nullptr ? rows + i * stride : each[i]; }
   };
   struct Reading;
+  struct Block;
 
   SsdStore(const SsdOptions& options, std::shared_ptr<Io> io, OwnedDirectory directory);
 
@@ -125,9 +136,13 @@ class SsdStore {
   Status append(const Source& source, int64_t n, bool collecting);
   // The blocks of an extent, in memory.
   void fill(const Source& source, const Extent& extent, char* blocks) const;
-  // Asks for the block that is wanted next, with a request that is not under way; and its rows to the caller.
-  void ask(Reading* reading, size_t request, IoQueue* queue) const;
-  Status take(Reading* reading, size_t request) const;
+  // Reads with one queue, in the caller's thread.
+  static void read_here(Read* reads, size_t count);
+  void begin_reading(Reading* reading) const;
+  void end_reading(const Reading& reading, int64_t nanoseconds);
+  // Asks for the block that is wanted next; and its rows to the caller.
+  void ask(Reading* reading, Block* block) const;
+  Status take(Reading* reading, const Block& block) const;
   // So many blocks at most; none where a segment would have to be freed for them and it may not wait for that.
   Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait, Extent* extent);
   Status begin_segment();

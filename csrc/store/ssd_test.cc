@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <random>
 #include <thread>
@@ -327,6 +328,50 @@ void flip(const std::string& path, int64_t at) {
   file.put(char(byte ^ 4));
 }
 
+void several_stores_are_read_at_a_time_and_a_failure_is_its_own_store_s() {
+  constexpr int64_t kSizes[] = {16, 5000, 256, 100};  // of rows: the blocks differ too
+  std::vector<std::unique_ptr<SsdStore>> stores;
+  for (size_t number = 0; number < std::size(kSizes); ++number) {
+    stores.emplace_back();
+    const std::string directory = folder() + "/together" + std::to_string(number);
+    CHECK(SsdStore::open({directory, kSizes[number], int64_t{32} << 20}, io(), &stores.back()).ok());
+    // The second stays empty.
+    const std::vector<int64_t> keys = range(0, number == 1 ? 0 : 2000);
+    std::string rows(keys.size() * size_t(kSizes[number]), 0);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = char(i / size_t(kSizes[number]) + 17 * number);
+    CHECK(stores.back()->write(keys.data(), rows.data(), int64_t(keys.size())).ok());
+  }
+  for (const bool fails : {false, true}) {
+    for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{100}, int64_t{1500}}) {  // in one thread, and in several
+      const std::vector<int64_t> keys = range(1000, 1000 + n);
+      std::vector<std::string> rows;
+      std::vector<std::unique_ptr<bool[]>> found;
+      std::vector<SsdStore::Read> reads;
+      for (size_t number = 0; number < stores.size(); ++number) {
+        rows.emplace_back(size_t(n * kSizes[number]), 'x');
+        found.push_back(std::make_unique<bool[]>(size_t(n)));
+      }
+      for (size_t number = 0; number < stores.size(); ++number)
+        reads.push_back({stores[number].get(), keys.data(), rows[number].data(), found[number].get(), n});
+      if (fails) Faults::instance().inject({FileCall::read, "together2", EIO, 0, 1'000'000});
+      SsdStore::read_together(&reads);
+      Faults::instance().clear();
+      for (size_t number = 0; number < stores.size(); ++number) {
+        const bool failed = fails && number == 2 && n > 0;
+        CHECK(reads[number].status.ok() != failed, number, n);
+        for (int64_t i = 0; i < n; ++i) {
+          const bool there = number != 1 && 1000 + i < 2000 && !failed;
+          CHECK(found[number][size_t(i)] == there, number, i);
+          const std::string row = rows[number].substr(size_t(i * kSizes[number]), size_t(kSizes[number]));
+          CHECK(!there || row == std::string(size_t(kSizes[number]), char(1000 + i + 17 * int64_t(number))), number, i);
+        }
+      }
+    }
+  }
+  std::vector<SsdStore::Read> none;
+  SsdStore::read_together(&none);
+}
+
 void a_flipped_bit_is_seen_and_costs_no_other_block() {
   Kept kept(256);
   CHECK(kept.write(range(0, 300), 1).ok());
@@ -430,6 +475,7 @@ int main() {
   shoal::files_of_dead_segments_are_written_to_again();
   shoal::a_file_that_cannot_be_made_loses_nothing();
   shoal::a_read_that_fails_can_be_made_again();
+  shoal::several_stores_are_read_at_a_time_and_a_failure_is_its_own_store_s();
   shoal::a_flipped_bit_is_seen_and_costs_no_other_block();
   shoal::a_cut_file_is_seen();
   shoal::a_damaged_segment_is_not_collected_away();

@@ -122,7 +122,7 @@ class SsdStore:
     def stats(self) -> SsdStats: ...
 
 def read_together(stores: Sequence[SsdStore], keys: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]], rows: Sequence[Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')]], found: Sequence[Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]]) -> None:
-    """Read from several stores at a time: a thread waits for each"""
+    """Read from several stores at a time"""
 
 class FileCall(enum.Enum):
     open = 0
