@@ -79,6 +79,7 @@ class _Ahead(Generic[BatchT]):
     placed: Staging | None
     ready: Events  # on devices
     is_between: bool = False  # the threads
+    is_placed: bool = False  # or was tried
 
     def release(self) -> None:
         if self.placed is not None:
@@ -140,7 +141,10 @@ class _Run(Generic[BatchT]):
             given = self._in_use = self._ready.popleft()
             self._ahead -= 1
             self._changed.notify_all()
+            coming = [ahead for ahead in self._ready if not ahead.is_placed]
         self._streams.hand_over(given.ready)
+        for ahead in coming:
+            self._bring(ahead)
         return given.batch
 
     def close(self) -> None:
@@ -182,18 +186,20 @@ class _Run(Generic[BatchT]):
             self._end(self._found)
 
     def _send(self, ahead: _Ahead[BatchT]) -> None:
-        """To the other threads or, where nothing has to be waited for, past them: they would take time of the loop."""
-        placed = ahead.placed
+        """To the other threads or, where nothing has to be waited for, to the loop: threads that take turns with it
+        would cost it more time than the work."""
         with self._changed:
             overtakes = self._between > 0
-        if overtakes or (placed is not None and placed.waits):
-            self._put(self._found, ahead)
-            return
-        if placed is not None:
-            self._work(ahead, placed.read)
+        waits = ahead.placed is not None and ahead.placed.waits
+        self._put(self._found if overtakes or waits else self._ready, ahead)
+
+    def _bring(self, ahead: _Ahead[BatchT]) -> None:
+        """Place the rows of a batch that waits for nothing."""
+        ahead.is_placed = True
+        if ahead.placed is not None:
+            self._work(ahead, ahead.placed.read)
         if ahead.placed is not None:
             self._work(ahead, partial(ahead.placed.place, lambda: False))
-        self._put(self._ready, ahead)
 
     def _may_go_on(self) -> bool:
         with self._changed:
@@ -231,6 +237,7 @@ class _Run(Generic[BatchT]):
                 ahead = source.popleft()
             if ahead.placed is not None:
                 self._work(ahead, partial(work, ahead.placed))
+            ahead.is_placed = to is self._ready
             self._put(to, ahead)
         self._end(to)
 

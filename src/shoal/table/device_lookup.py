@@ -62,6 +62,7 @@ class Lookups:
 
     def __init__(self, rows: DeviceRows) -> None:
         self._rows = rows
+        self._placing = variables(*FINDING, *TIERING)
         families = range(len(rows.storage.families))
         own = ("weights", "out", "starts", "tickets", "shares")
         self._v = variables(
@@ -128,11 +129,10 @@ class Lookups:
         layout = plan.layouts.of(
             ("place", n), lambda: Pieces(*rows.finding_pieces(total, insert=False), *tiering_pieces(total, True))
         )
-        v = variables(*FINDING, *TIERING)
         program = plan.programs.of(
             ("place", kind_of(values, offsets)),
             False,  # the driver would not keep the stream's priority
-            lambda: rows.place_ahead(v, plan.tables_of, (plan.copies, len(plan.names))),
+            lambda: rows.place_ahead(self._placing, plan.tables_of, (plan.copies, len(plan.names))),
         )
         program.run(
             n, batch, *finding_grids(n, plan.copies), pins.stamp, values, offsets, slots,
