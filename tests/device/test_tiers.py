@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal import Dram, Feature, Hbm, Table
 from shoal.errors import CapacityError
+from shoal.ops.birth.reference import mix64
 from shoal.ops.find.triton import HOLE
 from shoal.table.device_group import DeviceGroup
 
@@ -326,6 +327,57 @@ def test_finds_end_although_keys_come_and_go():
         pair.step(kjt({"a": [[100 * step + n for n in range(15)]]}))
     buckets = pair.tiers._group._rows.above.index._buffers[0]
     assert int((buckets[:, 16:24] == HOLE.value).sum()) <= 8
+    pair.check()
+
+
+def homes_in(index, keys):
+    """The home bucket of each key in the index of the first table."""
+    return [(mix64(key % 2**64) >> 32) * index.buckets(0) >> 32 for key in keys]
+
+
+def buckets_in(index, keys):
+    """The bucket that each key is in."""
+    held = index._buffers[0].view(torch.int64)[:, :8]
+    used = index._buffers[0][:, 16:24] >= 0
+    return [int(torch.nonzero(((held == key) & used).any(1))[0]) for key in keys]
+
+
+def test_keys_go_back_to_their_home_once_others_left_it():
+    pair = Pair(adam(), hbm="3KiB")
+    index = pair.tiers._group._rows.above.index
+    pair.step(kjt({"a": [[0]]}))
+    many = pair.tiers._group._rows.above.most[0]
+    pool = list(range(1, 4000))
+    crowd = [key for key, home in zip(pool, homes_in(index, pool), strict=True) if home == 2]
+    crowd, hot = crowd[:8], crowd[8:12]
+    pair.step(kjt({"a": [crowd]}))
+    pair.step(kjt({"a": [hot]}))
+    assert set(buckets_in(index, hot)) == {3}  # their home was full
+    others = [key for key, home in zip(pool, homes_in(index, pool), strict=True) if home > 3]
+    for first in range(0, 4 * many, many // 2):
+        pair.step(kjt({"a": [hot, others[first : first + many // 2]]}))
+    assert set(buckets_in(index, hot)) == {2}
+    assert int((index._buffers[0][2:4, 16:24] == HOLE.value).sum()) == 0
+    pair.check()
+
+
+def test_keys_that_crowd_together_come_and_go():
+    pair = Pair(adam(), hbm="3KiB")
+    pair.step(kjt({"a": [[0]]}))
+    index, pool = pair.tiers._group._rows.above.index, list(range(1, 4000))
+    ends = (0, index.buckets(0) - 1)  # who finds no place in the last bucket goes on in the first
+    pool = [key for key, home in zip(pool, homes_in(index, pool), strict=True) if home in ends][:60]
+    generator = torch.Generator().manual_seed(0)
+    before, moved = {}, 0
+    for step in range(24):
+        drawn = torch.rand(14, generator=generator) ** 2 * len(pool)
+        pair.step(kjt({"a": [[pool[at] for at in drawn.long().tolist()]]}), seed=step)
+        up = index.entries(0)[0].tolist()
+        now = dict(zip(up, buckets_in(index, up), strict=True))
+        moved += sum(before.get(key, at) != at for key, at in now.items())
+        before = now
+        assert_copies_sound(pair.tiers)
+    assert moved > 0
     pair.check()
 
 

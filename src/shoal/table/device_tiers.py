@@ -320,7 +320,11 @@ class UpperTier:
             arguments = (*held, self.index.tables, self.tiers, self._numbers, asked.counts, family)
             launches.append(self._sweep(kernels.flush, arguments, v, warps, **shape))
         swept = (self.anchor, self.index.tables, self.tiers, self._numbers, asked.counts)
-        return [*launches, self._sweep(kernels.clean, swept, v, 1, BLOCK=_SWEPT_BUCKETS)]
+        return [
+            *launches,
+            self._sweep(kernels.go_back, (*swept, self._dummy), v, 1, BLOCK=_SWEPT_BUCKETS),
+            self._sweep(kernels.clean, swept, v, 1, BLOCK=_SWEPT_BUCKETS),
+        ]
 
     @staticmethod
     def _walk(kernel: Any, arguments: Sequence[Any], v: Any, **constants: Any) -> Launch:

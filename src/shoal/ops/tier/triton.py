@@ -11,8 +11,9 @@ older ones away, `claim_above` and `seat` give the wanted keys entries and slots
 Who takes a slot whose last row was changed, and comes from below, changes homes with it: an access to host memory is
 mostly the translation of its address, so one place there is read and then written, not two. `rehome` sets homes and the
 slot words of both keys below, `exchange` moves the rows. `bear` first writes the last row down to its home, then the
-first row of a new key. `flush` writes down what was taken away and nobody wanted, and `clean` makes entries EMPTY again
-where no key went on. `locate` follows an index below that was built anew.
+first row of a new key. `flush` writes down what was taken away and nobody wanted, `go_back` lets keys return to where
+they are looked for first, and `clean` makes entries EMPTY again where no key went on. `locate` follows an index below
+that was built anew.
 """
 
 import triton
@@ -29,6 +30,7 @@ from shoal.ops.find.triton import (
     FAMILY,
     FIRST_SLOT,
     HOLE,
+    IDLE_WORD,
     NO_SLOT,
     NOT_WON,
     REACH,
@@ -44,6 +46,7 @@ from shoal.ops.find.triton import (
     probe,
     probe_entries,
     slots_at,
+    slots_now,
 )
 from shoal.ops.insert.triton import claim_entries, entry_keys, entry_number, lost_keys
 
@@ -65,6 +68,8 @@ ASKED = tl.constexpr(9)
 # Of the keys with the youngest stamp that is old, so many in 2^16 go.
 SHARE = tl.constexpr(13)
 ALL = tl.constexpr(1 << 16)
+# Keys go back each time that one in so many of the slots was given up.
+PARTS = tl.constexpr(32)
 # The last batch that used a row in place.
 IN_PLACE = tl.constexpr(10)
 # Rows that came up, and rows that were written down.
@@ -203,6 +208,72 @@ def evict(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
                 goes = goes & (ticket < wanted)
                 tl.store(anchor + ring + (pushed + ticket) % size, slot, mask=goes)
                 tl.store(word, tl.zeros_like(slot) + HOLE, mask=goes)
+            first += tl.num_programs(0).to(tl.int64) * BLOCK
+
+
+@triton.jit
+def go_back(anchor, tables, tiers, numbers, asked_count, dummy, BLOCK: tl.constexpr):
+    """Let keys that had to go on behind their home go back to HOLEs that came there since: for one that is used all the
+    time the buckets before it would keep their HOLEs for ever. Once a part of the keys is gone since the last time.
+
+    Each time they go from every other bucket to those between: so nobody looks at an entry that another one is writing.
+    Programs of the second axis are the tables `numbers`.
+    """
+    number = tl.load(numbers + tl.program_id(1))
+    tier = tiers + number * TIER_COLUMNS
+    found = tl.minimum(tl.load(tier + FOUND), tl.load(tier + WANTED))
+    pushed, size = tl.load(tier + PUSHED), tl.maximum(tl.load(tier + RING_SIZE), 1)
+    turn = (pushed + found) * PARTS // size
+    if (tl.load(asked_count) > 0) & (turn != pushed * PARTS // size):
+        base = tl.load(tables + number * TABLE_COLUMNS + AT)
+        buckets = tl.load(tables + number * TABLE_COLUMNS + BUCKETS)
+        keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
+        entry = tl.arange(0, ENTRIES)[None, :]
+        odd = (mix64(turn) & 1).to(tl.int64)
+        first = tl.program_id(0).to(tl.int64) * BLOCK
+        while 2 * first + 1 < buckets:
+            before = 2 * (first + tl.arange(0, BLOCK)) + odd
+            inside = before + 1 < buckets
+            before_at = (base + before * BUCKET_UNITS) * UNIT
+            words = slots_at(anchor, before_at, inside)
+            # Nobody went on behind a bucket with an EMPTY entry.
+            going = inside & (has_empty(words) == 0)
+            if tl.max(going.to(tl.int32), axis=0) > 0:
+                at = before_at + BUCKET_UNITS * UNIT
+                held, theirs = slots_at(anchor, at, going), keys_at(anchor, at, going)
+                # Those that went on behind the last bucket stay.
+                far = (before + 1)[:, None] - home_of(mix64(theirs), buckets)
+                # Those from near have no other bucket to go to than the one before.
+                free = tl.max((words == HOLE).to(tl.int32), axis=1) > 0
+                wait = (held >= 0) & (far > 0) & (free[:, None] | (far > 2))
+                passed = tl.zeros_like(before)
+                going = going & (tl.max(wait.to(tl.int32), axis=1) > 0)
+                while tl.max(going.to(tl.int32), axis=0) > 0:
+                    which = tl.min(tl.where(wait, entry, ENTRIES), axis=1)
+                    mine = entry == which[:, None]
+                    slot = tl.max(tl.where(mine, held, NO_SLOT), axis=1)
+                    key = tl.sum(tl.where(mine, theirs, 0), axis=1)
+                    distance = tl.max(tl.where(mine, far, 0), axis=1)
+                    to = before + 1 - distance + (distance - 1) % 2 + passed
+                    looks = going & (to <= before)
+                    to_at = (base + to * BUCKET_UNITS) * UNIT
+                    now = slots_now(anchor, to_at, looks)
+                    hole = tl.min(tl.where(now == HOLE, entry, ENTRIES), axis=1)
+                    tries = looks & (hole < ENTRIES)
+                    idle = tl.where(inside, anchor + before_at // 4 + IDLE_WORD, dummy)
+                    word = anchor + to_at // 4 + FIRST_SLOT + hole
+                    wanted = tl.full(slot.shape, HOLE, tl.int32)
+                    got = tl.atomic_cas(tl.where(tries, word, idle), wanted, slot, sem="relaxed") == HOLE
+                    got = got & tries
+                    left = anchor + at // 4 + FIRST_SLOT + which
+                    stamp = tl.load(left + STAMP_BEHIND_SLOT, mask=got, other=0)
+                    tl.store(word + STAMP_BEHIND_SLOT, stamp, mask=got)
+                    tl.store(keys + to_at // 8 + hole, key, mask=got)
+                    tl.store(left, tl.zeros_like(slot) + HOLE, mask=got)
+                    done = got | (going & (looks == 0))
+                    passed = tl.where(done, 0, passed + 2 * (looks & (hole == ENTRIES)).to(tl.int64))
+                    wait = wait & ((mine & done[:, None]) == 0)
+                    going = going & (tl.max(wait.to(tl.int32), axis=1) > 0)
             first += tl.num_programs(0).to(tl.int64) * BLOCK
 
 
