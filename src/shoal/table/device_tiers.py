@@ -36,9 +36,10 @@ _SWEPT_BUCKETS = 32
 _SWEPT_SLOTS = 256  # by a program, at least
 _SAMPLED_BUCKETS = 128
 _MOVED_WORDS = 1024  # of rows that a program has in hand
-# One for each processor of an H200: addresses of host memory are translated one at a time, whoever asks, and 25,000
-# rows take 1.08 ms so, 1.36 with sixteen times as many.
-_MOVERS = 132
+# One for every second processor of an H200: addresses of host memory are translated one at a time, whoever asks. More
+# programs are slower (25,000 rows: 1.08 ms with 132 of them, 1.36 with 2112), and leave no processor to updates, whose
+# kernels want another split of its memory; with 32, rows that come up are waited for.
+_MOVERS = 64
 
 
 def tiering_pieces(total: int, keep: bool) -> list[tuple[torch.dtype, int]]:
@@ -308,6 +309,10 @@ class UpperTier:
             rehomed = {name: shape[name] for name in ("FLAGS_AT", "SLAB_BITS", "ROW_WORDS")}
             rehomed |= {"AGES": self._tells_ages, "BLOCK": _LIST_BLOCK}
             launches += [
+                Launch(
+                    kernels.step_aside, (v.movers,),
+                    (*held, self._below.tables, self.tiers, *self._seated(v), family), shape, {"num_warps": warps},
+                ),
                 self._walk(
                     kernels.rehome,
                     (*held, self._below.tables, self.tiers, *self._seated(v), family, v.pinned_from), v, **rehomed,

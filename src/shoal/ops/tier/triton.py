@@ -10,7 +10,8 @@ rows. Then rows come up: `choose` finds how many slots are lacking and which sta
 older ones away, `claim_above` and `seat` give the wanted keys entries and slots, `settle` tells all items their slots.
 Who takes a slot whose last row was changed, and comes from below, changes homes with it: an access to host memory is
 mostly the translation of its address, so one place there is read and then written, not two. `rehome` sets homes and the
-slot words of both keys below, `exchange` moves the rows. `bear` first writes the last row down to its home, then the
+slot words of both keys below, `exchange` moves the rows. A row that comes to be read alone keeps its home, so that it
+goes as it came: for it, `step_aside` writes the last row down. `bear` first writes the last row down to its home, then the
 first row of a new key. `flush` writes down what was taken away and nobody wanted, `go_back` lets keys return to where
 they are looked for first, and `clean` makes entries EMPTY again where no key went on. `locate` follows an index below
 that was built anew.
@@ -370,14 +371,14 @@ def seat(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Slots above for the claimed entries. `seated` gets a list of them, `seated_from` the slots below, `seated_of`
-    their tables, and `seated_at` where the slot words below are, NOT_WON for keys that are born now."""
+    twice their tables, plus 1 where the batch will change the row, and `seated_at` where the slot words below are, NOT_WON for keys that are born now."""
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
         at = tl.load(won_at + lane, mask=lane < total, other=NOT_WON)
         has = at != NOT_WON
-        item, position, key, table, _inserts, base, _buckets = lost_keys(values, tables, asked, asked_of, lane, has, n)
+        item, position, key, table, trains, base, _buckets = lost_keys(values, tables, asked, asked_of, lane, has, n)
         home = tl.load(slots + item, mask=has, other=NO_SLOT)
         slot = tl.zeros_like(position)
         rest = has
@@ -397,7 +398,7 @@ def seat(
         to = append(seated_count, has)
         tl.store(seated + to, slot, mask=has)
         tl.store(seated_from + to, home, mask=has)
-        tl.store(seated_of + to, table.to(tl.int32), mask=has)
+        tl.store(seated_of + to, (table * 2 + trains).to(tl.int32), mask=has)
         tl.store(seated_at + to, tl.load(home_at + lane, mask=has, other=NOT_WON), mask=has)
         first += tl.num_programs(0) * BLOCK
 
@@ -546,15 +547,37 @@ def bear(
 
 @triton.jit
 def seated_rows(tables, seated, seated_from, seated_of, seated_at, lane, total, family):
-    """What a block of the list of seated keys is about: (slot above, slot below, table, where its word below is, which
-    are of the family and have a row to bring up)."""
+    """What a block of the list of seated keys is about: (slot above, slot below, table, whether the row will change,
+    where its word below is, which are of the family and have a row to bring up)."""
     live = lane < total
     slot = tl.load(seated + lane, mask=live, other=0)
     home = tl.load(seated_from + lane, mask=live, other=0)
-    table = tl.load(seated_of + lane, mask=live, other=0).to(tl.int64)
+    coded = tl.load(seated_of + lane, mask=live, other=0).to(tl.int64)
+    table = coded >> 1
     at = tl.load(seated_at + lane, mask=live, other=NOT_WON)
     mine = tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family
-    return slot, home, table, at, (at != NOT_WON) & mine
+    return slot, home, table, (coded & 1) == 1, at, (at != NOT_WON) & mine
+
+
+@triton.jit(do_not_specialize=["family"])
+def step_aside(
+    anchor, slabs, homes, tables, tiers, seated, seated_from, seated_of, seated_at, seated_count, family,
+    FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the last rows of slots down to their homes, where the rows that come will not change: these keep their
+    own, and need not be written down in turn."""
+    total = tl.load(seated_count)
+    first = tl.program_id(0) * BLOCK
+    while first < total:
+        lane = first + tl.arange(0, BLOCK)
+        slot, _own, table, changes, _at, comes = seated_rows(
+            tables, seated, seated_from, seated_of, seated_at, lane, total, family
+        )
+        stays = comes & (changes == 0)
+        if tl.max(stays.to(tl.int32), axis=0) > 0:
+            owed = write_down(anchor, slabs, homes, slot, stays, FLAGS_AT, SLAB_BITS, ROW_WORDS, R)
+            count_by_table(tiers + DEMOTED, table, owed, TIER_COLUMNS)
+        first += tl.num_programs(0) * BLOCK
 
 
 @triton.jit(do_not_specialize=["family", "pinned_from"])
@@ -562,17 +585,17 @@ def rehome(
     anchor, slabs, homes, tables, tiers, seated, seated_from, seated_of, seated_at, seated_count, family, pinned_from,
     FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, AGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Homes for the keys that were seated: their own or, where the last row of their slot must be written down, that
-    row's, whose key takes theirs. Rows are as before. Where AGES, the index below hears that these were used: as late
-    as one can be that is not in use."""
+    """Homes for the keys that were seated: their own or, where they will change and the last row of their slot must be
+    written down, that row's, whose key takes theirs. Rows are as before. Where AGES, the index below hears that these
+    keys were used: as late as one can be that is not in use."""
     total = tl.load(seated_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
-        slot, own, table, at, comes = seated_rows(
+        slot, own, table, changes, at, comes = seated_rows(
             tables, seated, seated_from, seated_of, seated_at, lane, total, family
         )
-        swaps, _row, last = owes_row(anchor, slabs, homes, slot, comes, FLAGS_AT, SLAB_BITS, ROW_WORDS)
+        swaps, _row, last = owes_row(anchor, slabs, homes, slot, comes & changes, FLAGS_AT, SLAB_BITS, ROW_WORDS)
         base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=comes, other=0)
         home = tl.where(swaps, slot_of(last), own)
         tl.store(anchor + at, home, mask=swaps)
@@ -598,7 +621,7 @@ def exchange(
     first = tl.program_id(0) * BLOCK
     while first < total:
         lane = first + tl.arange(0, BLOCK)
-        slot, own, _table, _at, comes = seated_rows(
+        slot, own, _table, _changes, _at, comes = seated_rows(
             tables, seated, seated_from, seated_of, seated_at, lane, total, family
         )
         below = weights_at(slabs, own, comes, ROW_WORDS // 4, SLAB_BITS) * 4
