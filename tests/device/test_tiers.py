@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from batches import kjt, random_kjt
-from device_pairs import assert_copies_sound, below_of
-from device_tables import DEVICE, backward, here, in_hbm, outputs, placed, train
+from device_pairs import EXTREME, adam, assert_copies_sound, below_of, same, small_slabs, with_tiers  # noqa: F401
+from device_pairs import Pair as BasePair
+from device_tables import DEVICE, here, in_hbm, train
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -15,92 +16,27 @@ from shoal import Dram, Feature, Hbm, Table
 from shoal.errors import CapacityError
 from shoal.ops.birth.reference import mix64
 from shoal.ops.find.triton import HOLE
-from shoal.table.device_group import DeviceGroup
 
-EXTREME = [0, -1, 2**63 - 1, -(2**63)]
-
-
-@pytest.fixture(autouse=True)
-def small_slabs(monkeypatch):
-    original = DeviceGroup.__init__
-
-    def with_small_slabs(self, name, configs, seed, device, slab_bits=4):
-        original(self, name, configs, seed, device, slab_bits)
-
-    monkeypatch.setattr(DeviceGroup, "__init__", with_small_slabs)
+pytestmark = pytest.mark.usefixtures("small_slabs")
 
 
 def tiered(table, hbm="3KiB", dram=None):
-    return shoal.Table(
-        table.name, table.dim, features=table.features, pooling=table.pooling, optimizer=table.optimizer,
-        init=table.init, missing=table.missing, dtype=table.dtype, tiers=[Hbm(hbm), Dram(dram)],
-    )  # fmt: skip
+    return with_tiers(table, [Hbm(hbm), Dram(dram)])
 
 
-def same(ours, wanted, what=""):
-    """To the bit, also where there is no number."""
-    assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape), what
-    assert torch.equal(ours.nan_to_num(nan=77.0), wanted.nan_to_num(nan=77.0)), what
-
-
-class Pair:
+class Pair(BasePair):
     """A collection whose tables are in two tiers, and its equal in one."""
 
     def __init__(self, *tables, hbm="3KiB", dram=None, alone=(), kind=shoal.EmbeddingBagCollection, **settings):
         two = [in_hbm(table) if table.name in alone else tiered(table, hbm, dram) for table in tables]
-        self.tiers = kind(two, device=DEVICE, seed=7, **settings)
-        self.whole = kind([in_hbm(table) for table in tables], device=DEVICE, seed=7, **settings)
+        whole = [in_hbm(table) for table in tables]
+        super().__init__(kind(two, device=DEVICE, seed=7, **settings), kind(whole, device=DEVICE, seed=7, **settings))
 
-    @property
-    def both(self):
-        return self.tiers, self.whole
-
-    def forward(self, batch):
-        batches = [placed(batch), placed(batch)]
-        outs = [module(one) for module, one in zip(self.both, batches, strict=True)]
-        for ours, wanted in zip(*map(outputs, outs), strict=True):
-            same(ours.detach(), wanted.detach(), "output")
-        return outs, batches
-
-    def step(self, batch, seed=0):
-        outs, batches = self.forward(batch)
-        self.backward(outs, seed)
-        if batches[0].weights_or_none() is not None:
-            same(batches[0].weights().grad, batches[1].weights().grad, "the weights' gradient")
-
-    def backward(self, outs, seed=0):
-        for out in outs:
-            backward(out, seed)
-
-    def evaluate(self, batch):
-        for module in self.both:
-            module.eval()
-        with torch.no_grad():
-            self.forward(batch)
-        for module in self.both:
-            module.train()
-
-    def each(self, work):
-        return [work(module) for module in self.both]
-
-    def check(self):
-        for module in self.both:
-            module.check()
-        assert_copies_sound(self.tiers)
-        ours, wanted = self.tiers.state_dict(), self.whole.state_dict()
-        assert list(ours) == list(wanted)
-        for name, value in wanted.items():
-            same(ours[name], value, name)
-        for name in self.tiers.tables():
-            counted, others = (module.table(name).stats().counters for module in self.both)
-            assert counted == others
+    def sound(self, module):
+        assert_copies_sound(module)
 
     def above(self, name="a"):
-        return self.tiers.table(name).stats().tiers[0]
-
-
-def adam(name="a", dim=4, **settings):
-    return Table(name, dim, optimizer=shoal.Adam(lr=0.1), **settings)
+        return self.stats(0, name)
 
 
 # ---- training

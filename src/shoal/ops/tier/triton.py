@@ -11,10 +11,10 @@ older ones away, `claim_above` and `seat` give the wanted keys entries and slots
 Who takes a slot whose last row was changed, and comes from below, changes homes with it: an access to host memory is
 mostly the translation of its address, so one place there is read and then written, not two. `rehome` sets homes and the
 slot words of both keys below, `exchange` moves the rows. A row that comes to be read alone keeps its home, so that it
-goes as it came: for it, `step_aside` writes the last row down. `bear` first writes the last row down to its home, then the
-first row of a new key. `flush` writes down what was taken away and nobody wanted, `go_back` lets keys return to where
-they are looked for first, and `clean` makes entries EMPTY again where no key went on. `locate` follows an index below
-that was built anew.
+goes as it came: for it, `step_aside` writes the last row down. `bear` writes the last row down to its home, and then
+the first row of a new key. `flush` writes down what was taken away and nobody wanted, `go_back` lets keys return to
+where they are looked for first, and `clean` makes entries EMPTY again where no key went on. `locate` follows an index
+below that was built anew.
 """
 
 import triton
@@ -371,7 +371,8 @@ def seat(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Slots above for the claimed entries. `seated` gets a list of them, `seated_from` the slots below, `seated_of`
-    twice their tables, plus 1 where the batch will change the row, and `seated_at` where the slot words below are, NOT_WON for keys that are born now."""
+    twice their tables, plus 1 where the batch will change the row, and `seated_at` where the slot words below are,
+    NOT_WON for keys that are born now."""
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK
     while first < total:
