@@ -1,7 +1,9 @@
 """GPU cases where most rows are in host memory, below the device's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -85,7 +87,8 @@ def tier_batches(work: TierWork, pool: int, many: int) -> list[Batch]:
     return [Batch(values, lengths, offsets, counts, gradient, grads) for values in keys]
 
 
-def _tiers(bench: Bench, size: str) -> Tiers:
+def held_tiers(bench: Bench, size: str) -> Tiers:
+    """The tables of that size, made once."""
     work, adam = TIER_WORK[size], OPTIMIZERS["adam"][0]
     config = shoal.Table("t", A_DIM, optimizer=adam)
     layout = Layout(config.dim, config.dtype, config.columns, whole=True)
@@ -131,7 +134,7 @@ def bus_speed() -> float:
     what=("train", "eval"),
 )
 def tiers(bench: Bench, size: str, draw: str, what: str) -> Result:
-    held = _tiers(bench, size)
+    held = held_tiers(bench, size)
     drawn = _primed(held, size, draw)
     ours, theirs = (held.two.step, held.one.step) if what == "train" else (held.two.eval, held.one.eval)
     contenders = [contender(OURS, ours, drawn), contender("all in Hbm", theirs, drawn)]
@@ -169,19 +172,25 @@ def _timed(bench: Bench, held: Tiers, contenders: Sequence[Contender], limits: M
     draw=("fit", "spill"),
 )
 def tiers_ahead(bench: Bench, size: str, draw: str) -> Result:
-    held = _tiers(bench, size)
+    held = held_tiers(bench, size)
     drawn = _primed(held, size, draw)
-    ours = held.two
+    with rows_ahead(held.two, drawn) as ahead:
+        contenders = [
+            Contender(OURS, lambda _number: held.two.step(next(ahead))),
+            contender("all in Hbm", held.one.step, drawn),
+        ]
+        return _timed(bench, held, contenders, AHEAD_LIMITS[draw])
+
+
+@contextmanager
+def rows_ahead(ours: Ours, batches: Sequence[Batch]) -> Iterator[Iterator[Batch]]:
+    """The batches, with their rows brought to device memory."""
 
     def features(batch: Batch) -> shoal.KeyedJaggedTensor:
         return shoal.KeyedJaggedTensor(ours.names, batch.values, lengths=batch.lengths, offsets=batch.offsets)
 
-    ahead = iter(shoal.prefetch(drawn, ours.bags, features))
+    ahead: Any = iter(shoal.prefetch(batches, ours.bags, features))
     try:
-        contenders = [
-            Contender(OURS, lambda _number: ours.step(next(ahead))),
-            contender("all in Hbm", held.one.step, drawn),
-        ]
-        return _timed(bench, held, contenders, AHEAD_LIMITS[draw])
+        yield ahead
     finally:
         ahead.close()

@@ -1,6 +1,7 @@
 """Run a suite: `python -m benchmarks.run cpu|gpu|tiers [--only PATTERN] [--quick] [--no-save]`."""
 
 import argparse
+import importlib
 import os
 import sys
 import warnings
@@ -10,12 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import record
+from benchmarks import curve, record
 from benchmarks.check import Mismatch
 from benchmarks.measure import FULL, OURS, QUICK, Bench, QuietGate, Result
 from benchmarks.registry import SUITES, Case, suite
 
 THREADS = 2  # what the limits are for
+# What measures a suite's step time against its hit rate.
+MEASURES = {"tiers": "benchmarks.spill_curve", "gpu": "benchmarks.gpu_curve"}
 
 
 def digits(value: float) -> str:
@@ -133,15 +136,19 @@ def main() -> int:
     save = not (given.no_save or given.quick)
     bench = Bench(QUICK if given.quick else FULL, QuietGate(patience=0 if given.quick else given.patience))
     refused = run(cases, bench, console, save, given.suite)
+    measure_curve = MEASURES.get(given.suite) if save and given.only == "*" else None
+    if measure_curve is not None:
+        points = importlib.import_module(measure_curve).measure(bench)
+        curve.tell(points, console)
+        curve.append(given.suite, points)
     if save and not given.no_plot:
         from benchmarks import plot
 
-        picture = plot.draw_suite(given.suite)
-        console.print(f"appended {picture.with_suffix('.csv')} and drew {picture}")
-        if given.suite == "tiers" and given.only == "*":
-            from benchmarks import curve
-
-            curve.run(console, bench.effort)
+        pictures = [plot.draw_suite(given.suite)]
+        if measure_curve is not None:
+            pictures.append(curve.draw(given.suite))
+        for picture in pictures:
+            console.print(f"appended {picture.with_suffix('.csv')} and drew {picture}")
     return 1 if refused else 0
 
 
