@@ -331,7 +331,7 @@ class DeviceGroup(Group):
     def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> Staging | None:
         # Its device is busy with what others made for it: the first lookup makes the plan.
         plan: DevicePlan | None = self._plans.get(tuple(names))
-        if plan is None or not (plan.tiered or plan.deep):
+        if plan is None or not (plan.tiered or plan.deep) or self._streams.is_captured:
             return None
         self._check_tensors(names, values, offsets, None)
         return DeviceStaging(self, plan, values, offsets)

@@ -29,6 +29,7 @@ class Streams:
         self._placing: torch.cuda.Stream | None = None
         self._placed: torch.cuda.Event | None = None  # what the writer's stream has still to wait for
         self._looked: torch.cuda.Event | None = None  # behind it are updates only
+        self.is_captured = False  # whether a lookup is in a CUDA graph: when that runs, nobody is told
 
     def follow(self, alone: bool, update: bool = False) -> None:
         """The current stream is behind what it must be behind, for a call that comes next."""
@@ -41,6 +42,7 @@ class Streams:
                 f"batch's changes of the tables. Capture lookups in eval without gradients, or the model without the "
                 f"tables."
             )
+        self.is_captured |= capturing
         raw = torch._C._cuda_getCurrentRawStream(self._device.index)
         if not update and (alone or raw == self._writer):
             self._looked = None
