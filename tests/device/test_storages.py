@@ -393,6 +393,28 @@ def _is_staged(bags, batch):
     return any(staging.values is batch.values() for staging in bags._group.staged.values())
 
 
+def test_nothing_is_staged_where_few_rows_come_up(monkeypatch):
+    monkeypatch.setattr("shoal.table.device_tiers._BATCHES_BETWEEN", 2)
+    bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("3KiB"), Dram("64KiB")])], device=DEVICE)
+    many = bags._group._rows.above.most[0]
+
+    def is_staged(keys):
+        batch = placed(kjt({"a": [keys]}))
+        if (staging := bags.stage(batch)) is not None:
+            staging.release()
+        backward(bags(batch))
+        torch.cuda.synchronize() if DEVICE == "cuda" else None
+        return staging is not None
+
+    assert not is_staged(list(range(3 * many)))  # there is no plan yet
+    spilling = [is_staged(list(range(first, first + many))) for first in (0, many, 2 * many) * 3]
+    assert all(spilling[-3:])
+    fitting = [is_staged(list(range(many // 2))) for _ in range(9)]
+    assert not any(fitting[-3:])
+    spilling = [is_staged(list(range(first, first + many))) for first in (0, many, 2 * many) * 3]
+    assert all(spilling[-3:])
+
+
 def test_rows_that_came_ahead_need_no_storage_any_more():
     batches = [kjt({"a": [list(range(first, first + 20))]}) for first in (0, 20, 40, 0, 20, 40)]
     bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("3KiB"), MemoryStorage])], device=DEVICE, seed=7)

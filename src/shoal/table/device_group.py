@@ -27,6 +27,7 @@ from shoal.table.device_plan import DevicePlan
 from shoal.table.device_rows import DeviceRows, Pins, last_tier
 from shoal.table.device_staging import DeviceStaging
 from shoal.table.device_table import DeviceTable
+from shoal.table.device_tiers import Traffic
 from shoal.table.device_update import Settings, Updates
 from shoal.table.group import Group, Held, Staging, close_in_the_end
 from shoal.table.lease import Leases
@@ -74,6 +75,7 @@ class DeviceGroup(Group):
         # Batches that were updated since the last lookup: rows that are placed do not wait for them.
         self._updated: list[int] = []
         self.staged: dict[tuple[int, int], DeviceStaging] = {}
+        self._traffic = None if self._rows.above is None else Traffic(self._rows.above.tiers)
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
         self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
         self._rows.oldest_at_work = partial(_oldest_at_work, weakref.ref(self))
@@ -334,6 +336,10 @@ class DeviceGroup(Group):
         if plan is None or not (plan.tiered or plan.deep) or self._streams.is_captured:
             return None
         self._check_tensors(names, values, offsets, None)
+        if self._traffic is not None:
+            self._traffic.hear_of(values.numel())
+            if not (plan.deep or self._traffic.is_heavy):
+                return None
         return DeviceStaging(self, plan, values, offsets)
 
     @property

@@ -40,6 +40,9 @@ _MOVED_WORDS = 1024  # of rows that a program has in hand
 # programs are slower (25,000 rows: 1.08 ms with 132 of them, 1.36 with 2112), and leave no processor to updates, whose
 # kernels want another split of its memory; with 32, rows that come up are waited for.
 _MOVERS = 64
+# How often it is looked at how many rows come up, and one in how many keys are few.
+_BATCHES_BETWEEN = 16
+_FEW_IN = 512
 
 
 def tiering_pieces(total: int, keep: bool) -> list[tuple[torch.dtype, int]]:
@@ -338,3 +341,31 @@ class UpperTier:
     def _sweep(self, kernel: Any, arguments: Sequence[Any], v: Any, warps: int = 4, **constants: Any) -> Launch:
         """Over all that is above: most often there is nothing to do."""
         return Launch(kernel, (v.sweepers, len(self._numbers)), arguments, constants, {"num_warps": warps})
+
+
+class Traffic:
+    """How many rows come up: where there are few, bringing them ahead costs the host more than it saves."""
+
+    def __init__(self, tiers: Tensor) -> None:
+        self._counted = tiers[:, kernels.PROMOTED.value]
+        self._copy = torch.zeros(len(tiers), dtype=torch.int64, pin_memory=tiers.is_cuda)
+        self._copied = torch.cuda.Event() if tiers.is_cuda else None
+        self._is_on_its_way = False
+        self._batches = self._keys = self._came = 0
+        self.is_heavy = True
+
+    def hear_of(self, keys: int) -> None:
+        """A batch of so many keys will be looked up. Waits for nothing."""
+        self._batches += 1
+        self._keys += keys
+        if self._batches < _BATCHES_BETWEEN or (self._copied is not None and not self._copied.query()):
+            return
+        if self._is_on_its_way:
+            came = int(self._copy.sum())
+            self.is_heavy = (came - self._came) * _FEW_IN > self._keys
+            self._came = came
+        self._copy.copy_(self._counted, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._counted.device))
+        self._is_on_its_way = True
+        self._batches = self._keys = 0
