@@ -177,7 +177,7 @@ def test_memory_too_small_for_what_is_at_work_is_an_error_and_changes_nothing(fo
     pair = Below(form, adam(), size="3KiB")
     many = pair.stats(-2).capacity
     pair.step(kjt({"a": [list(range(many))]}))
-    with pytest.raises(CapacityError, match=r"cannot leave. Raise \w+\(\.\.\.\)"):
+    with pytest.raises(CapacityError, match=r"this batch brings \d+ that are not there. Raise \w+\(\.\.\.\)"):
         pair.tiers(placed(kjt({"a": [list(range(1000, 1000 + 2 * many))]})))
     pair.check()
     first, _ = pair.forward(kjt({"a": [list(range(many - 4))]}))
@@ -185,6 +185,27 @@ def test_memory_too_small_for_what_is_at_work_is_an_error_and_changes_nothing(fo
         pair.tiers(placed(kjt({"a": [list(range(500, 520))]})))
     pair.backward(first)
     pair.step(kjt({"a": [list(range(500, 520))]}))
+    pair.check()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_row_that_is_used_in_place_stays_where_it_is_whoever_else_needs_it(ahead):
+    pair = Below("dram", adam(), size="16KiB")
+    many = pair.tiers._group._rows.above.most[0]
+    pair.step(kjt({"a": [[1000]]}))
+    for first in (2000, 3000):
+        pair.step(kjt({"a": [list(range(first, first + many))]}))
+    full, _ = pair.forward(kjt({"a": [list(range(many))]}))
+    used, _ = pair.forward(kjt({"a": [[1000]]}))  # there is no room above
+    pair.backward(full, 1)
+    if ahead:
+        staging = pair.tiers.stage(placed(kjt({"a": [[1000]]})))
+        staging.read()
+        staging.place(lambda: False)
+        staging.release()
+    again, _ = pair.forward(kjt({"a": [[1000]]}))
+    pair.backward(used, 2)
+    pair.backward(again, 3)
     pair.check()
 
 
@@ -317,6 +338,135 @@ def test_training_goes_on_once_a_disk_works_again(form, call, error, faults, tmp
     assert failed
     for one, two in zip(pair.tiers.state_dict().values(), pair.whole.state_dict().values(), strict=True):
         same(one, two)
+
+
+class Failing(MemoryStorage):
+    """Fails when it is told to."""
+
+    def __init__(self, row_bytes):
+        super().__init__(row_bytes)
+        self.at_write = self.at_erase = None
+
+    def write(self, keys, rows):
+        if self.at_write is not None:
+            self.at_write()
+        super().write(keys, rows)
+
+    def erase(self, keys):
+        erased = super().erase(keys)
+        if self.at_erase is not None:
+            self.at_erase()
+        return erased
+
+
+def refuse():
+    raise OSError(errno.EIO, "told to fail")
+
+
+def test_rows_whose_writing_fails_in_another_thread_are_not_lost():
+    pair = Below("hbm", adam(), size="3KiB", below=Failing)
+    many = pair.stats(0).capacity
+    for first in range(0, 4 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
+    storage = pair.tiers._group.tables[0].below.below.storage
+    staging = pair.tiers.stage(placed(kjt({"a": [list(range(5))]})))
+    staging.read()
+    writes, may_fail, errors = threading.Event(), threading.Event(), []
+
+    def wait_and_fail():
+        writes.set()
+        may_fail.wait(60)
+        refuse()
+
+    def place():
+        try:
+            staging.place(lambda: False)
+        except OSError as error:
+            errors.append(error)
+        staging.release()
+
+    storage.at_write = wait_and_fail
+    thread = threading.Thread(target=place)
+    thread.start()
+    assert writes.wait(60)
+    storage.at_write = None
+    batch = kjt({"a": [list(range(4 * many - 6, 4 * many))]})  # these are in memory, and others must not leave for them
+    out = pair.tiers(placed(batch))
+    may_fail.set()
+    thread.join()
+    assert errors
+    wanted = pair.whole(placed(batch))
+    same(out.values().detach(), wanted.values().detach())
+    pair.backward([out, wanted])
+    for first in range(0, 2 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
+    assert_sound(pair.tiers)
+    for one, two in zip(pair.tiers.state_dict().values(), pair.whole.state_dict().values(), strict=True):
+        same(one, two)
+
+
+def test_an_erase_that_fails_half_way_leaves_what_is_in_memory():
+    table = Table("a", 4, features=["a", Feature("r", mode="read")], optimizer=shoal.Adam(lr=0.1))
+    pair = Below("dram", table, size="3KiB", below=Failing)
+    many = pair.stats(1).capacity
+    for first in range(0, 2 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))], "r": [[]]}))
+    pair.step(kjt({"a": [[many]], "r": [[0, 1]]}))  # clean copies above
+    storage = pair.tiers._group.tables[0].below.below.storage
+    storage.at_erase = refuse
+    with pytest.raises(OSError, match="told to fail"):
+        pair.tiers.table("a").erase(here(0, 1))
+    storage.at_erase = None
+    for first in range(500, 500 + 2 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))], "r": [[]]}))
+    pair.check()
+
+
+@pytest.mark.parametrize("what", ["unpack", "give"])
+def test_memory_that_ends_while_rows_come_or_leave(what, monkeypatch):
+    pair = Below("hbm", adam(), size="3KiB")
+    many = pair.stats(0).capacity
+    for first in range(0, 2 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
+    rows = pair.tiers._group._rows
+    owner = rows.storage if what == "unpack" else rows
+    original, refused = getattr(owner, what), []
+
+    def once(*arguments):
+        if not refused:
+            refused.append(True)
+            raise torch.OutOfMemoryError("told to fail")
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, what, once)
+    batch = kjt({"a": [list(range(5))]})
+    with pytest.raises(shoal.errors.OutOfMemoryError):
+        pair.tiers(placed(batch))
+    assert_sound(pair.tiers)
+    pair.step(batch)
+    for first in range(0, 2 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
+    assert refused
+    pair.check()
+
+
+def test_a_table_that_was_large_once_chooses_no_row_twice():
+    pair = Below("hbm", adam(), size="8KiB")
+    pair.step(kjt({"a": [[1, 2, 3, 4]]}))
+    small = {name: value.clone() for name, value in pair.whole.state_dict().items()}
+    many = pair.stats(0).capacity
+    for first in range(100, 100 + 2 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
+    pair.each(lambda module: module.load_state_dict(small))
+    pair.tiers._group.tables[0].below._hand = 12
+    waiting, _ = pair.forward(kjt({"a": [[1, 2]]}))
+    with pytest.raises(CapacityError, match="others at work"):
+        pair.tiers(placed(kjt({"a": [list(range(1000, 1000 + many - 1))]})))
+    assert_sound(pair.tiers)
+    pair.backward(waiting)
+    with pytest.raises(CapacityError, match="this batch brings"):
+        pair.tiers(placed(kjt({"a": [list(range(1000, 1000 + many + 1))]})))
+    assert_sound(pair.tiers)
 
 
 def test_a_load_that_fails_leaves_an_empty_table_and_says_so(faults, tmp_path):

@@ -352,3 +352,48 @@ def test_batches_that_share_their_values_and_not_their_bags(tmp_path):
         for out in outs:
             backward(out, 0)
     assert_same_rows(plain, ahead)
+
+
+class Stages:
+    """Stages a batch, or raises."""
+
+    device = torch.device("cpu")
+    waits = False
+
+    def __init__(self, error=None, at=None):
+        self.error, self.at = error, at
+        self.staged = self.released = 0
+
+    def stage(self, _features):
+        if self.at == "stage":
+            raise self.error
+        self.staged += 1
+        return self
+
+    def read(self):
+        if self.at == "read":
+            raise self.error
+
+    def place(self, _may_wait):
+        pass
+
+    def release(self):
+        self.released += 1
+
+
+def test_what_was_staged_is_released_where_another_collection_fails():
+    good, bad = Stages(), Stages(ValueError("told to fail"), "stage")
+    with pytest.raises(ValueError, match="told to fail"):
+        list(shoal.prefetch(batches(3), [good, bad]))
+    assert good.staged == good.released == 1
+
+
+def test_an_interrupt_in_the_loops_thread_ends_the_loop():
+    bags = Stages(KeyboardInterrupt(), "read")
+    loop = iter(shoal.prefetch(batches(5), bags, depth=3))
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(5):
+            next(loop)
+            time.sleep(0.1)  # others come
+    loop.close()
+    assert bags.staged == bags.released

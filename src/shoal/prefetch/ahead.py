@@ -142,7 +142,7 @@ class _Run(Generic[BatchT]):
             self._ahead -= 1
             self._changed.notify_all()
             coming = [ahead for ahead in self._ready if not ahead.is_placed]
-        self._streams.hand_over(given.ready)
+        self._streams.hand_over(given.batch, given.ready)
         for ahead in coming:
             self._bring(ahead)
         return given.batch
@@ -245,7 +245,7 @@ class _Run(Generic[BatchT]):
     def _work(ahead: _Ahead[BatchT], work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException:
+        except Exception:
             # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
             ahead.release()
 
@@ -297,10 +297,15 @@ class Prefetch(Generic[BatchT]):
                 f"{len(self._bags)} collections; got {len(each)}."
             )
         parts: list[Staging] = []
-        for bags, features in zip(self._bags, each, strict=True):
-            with suppress(ShoalError):  # the lookup will meet it too, and say so where it can be mended
-                if (part := bags.stage(features)) is not None:
-                    parts.append(part)
+        try:
+            for bags, features in zip(self._bags, each, strict=True):
+                with suppress(ShoalError):  # the lookup will meet it too, and say so where it can be mended
+                    if (part := bags.stage(features)) is not None:
+                        parts.append(part)
+        except BaseException:
+            for part in parts:
+                part.release()
+            raise
         return _Together(parts) if parts else None
 
 

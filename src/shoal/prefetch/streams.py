@@ -3,11 +3,23 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 Events = Sequence[torch.cuda.Event]
+_DEPTH = 4  # objects within objects
+
+
+def tensors_of(batch: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, as far as it is made of containers and of objects with attributes."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif depth and hasattr(leaf, "__dict__") and not isinstance(leaf, (type, ModuleType)):
+            yield from tensors_of(list(vars(leaf).values()), depth - 1)
 
 
 class LoaderStreams:
@@ -33,10 +45,13 @@ class LoaderStreams:
         """What they were given so far."""
         return [stream.record_event() for stream in self._streams]
 
-    def hand_over(self, ready: Events) -> None:
-        """The current streams wait for a batch."""
+    def hand_over(self, batch: Any, ready: Events) -> None:
+        """The current streams wait for a batch, and have its tensors for as long as somebody holds them."""
         for stream, event in zip(self._streams, ready, strict=True):
             torch.cuda.current_stream(stream.device).wait_event(event)
+        for tensor in tensors_of(batch) if self._streams else ():
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def take_back(self, batch: Any) -> None:
         """The loop goes on to the next one. The batch is kept until the current streams are done with it."""

@@ -4,7 +4,9 @@ Rows are brought before a batch is looked up, and leave when others need their p
 changed, and then takes them out. Until they are written they stay, so no row is ever in no place.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +35,14 @@ class Leaving:
     keys: Tensor
     changed: Tensor  # keys, on the host
     rows: Tensor  # theirs
+    is_written: bool = False
+
+
+class _Slots(NamedTuple):
+    """Of rows, and of their copies above."""
+
+    rows: Tensor
+    copies: Tensor
 
 
 class DeviceBelow:
@@ -48,6 +58,8 @@ class DeviceBelow:
         self._number = number
         self._family = rows.families[number]
         self._hand = 0  # the bucket where the next that leave are looked for
+        self._leaving: list[Leaving] = []  # that others are writing: until that is done they count as unchanged
+        self._ungiven: list[_Slots] = []  # that there was no memory to list
         self._promotions = self._demotions = 0
 
     @property
@@ -64,9 +76,9 @@ class DeviceBelow:
 
     # ---- rows that come
 
-    def bring(self, missing: Missing, answer: tuple[Tensor, Tensor], pins: Pins, training: bool) -> None:
+    def bring(self, missing: Missing, answer: tuple[Tensor, Tensor], pins: Pins, training: bool) -> int:
         """Put rows of keys that kernels do not reach where they do, and make room for those that will be born.
-        `answer`: what the storage said of the keys."""
+        `answer`: what the storage said of the keys. Returns at how many positions of the batch these rows are."""
         rows, found = answer
         births = int((missing.trains & ~found).sum()) if training else 0
         self.require_place(births)
@@ -74,18 +86,28 @@ class DeviceBelow:
         self._make_room(has + births, pins)
         if has:
             self.insert(missing.keys[found], rows[found], pins.stamp)
-            self.fetched += int(missing.times[found].sum())
+        return int(missing.times[found].sum())
 
     def insert(self, keys: Tensor, rows: Tensor, stamp: int) -> None:
         """Put rows of the storage in memory. REQUIRES: none of them is there, and there is room."""
         reached = self._rows
-        slots = reached.upsert(self._number, keys.to(reached.device), rows=False, stamp=stamp)
-        if bool((slots < 0).any()):
-            raise CapacityError(
-                f"[table {self.config.name!r}] {int((slots < 0).sum())} rows of its storage found no place in memory. "
-                f"Raise {last_tier(self.config)}(...) in Table(tiers=)."
-            )
-        reached.storage.unpack(self._family, slots, rows.to(reached.device))
+        on_gpu = reached.device.type == "cuda"
+        came = rows.pin_memory().to(reached.device, non_blocking=True) if on_gpu else rows
+        wanted = keys.to(reached.device)
+        try:
+            slots = reached.upsert(self._number, wanted, rows=False, stamp=stamp)
+            if bool((slots < 0).any()):
+                raise CapacityError(
+                    f"[table {self.config.name!r}] {int((slots < 0).sum())} rows of its storage found no place in "
+                    f"memory. Raise {last_tier(self.config)}(...) in Table(tiers=)."
+                )
+            reached.storage.unpack(self._family, slots, came)
+        except BaseException:  # what has a slot has no row yet
+            slots, copies = reached.erase(self._number, wanted)
+            reached.returned(self._number, len(slots))
+            with suppress(torch.OutOfMemoryError):
+                self._give(slots, copies)
+            raise
         reached.returned(self._number, len(keys))
         self.away -= len(keys)
         self._promotions += len(keys)
@@ -144,17 +166,34 @@ class DeviceBelow:
         if self._has_made_room(more, pins):
             return
         self.epoch += 1
-        if not self._has_made_room(more, self._rows.pins_at_work(pins)):
-            memory = format_size(self._rows.budget(self._number) or 0)
+        at_work = self._rows.pins_at_work(pins)
+        if self._has_made_room(more, at_work):
+            return
+        self._await_others(at_work)
+        if self._has_made_room(more, at_work):
+            return
+        where = f"[table {self.config.name!r}] its memory of {format_size(self._rows.budget(self._number) or 0)}"
+        if more > self._most:
             raise CapacityError(
-                f"[table {self.config.name!r}] its memory of {memory} holds {self._in_memory()} rows, and batches at "
-                f"work need so many of them that {more - self.spare()} cannot leave. Raise "
-                f"{last_tier(self.config)}(...) in Table(tiers=), use smaller batches, or run backwards before further "
-                f"forwards."
+                f"{where} takes {self._most} rows; this batch brings {more} that are not there. Raise "
+                f"{last_tier(self.config)}(...) in Table(tiers=), or use smaller batches."
             )
+        raise CapacityError(
+            f"{where} holds {self._in_memory()} rows, of which this batch and others at work need so many that there "
+            f"is room for {max(self.spare(), 0)} and not for {more} more. Raise {last_tier(self.config)}(...) in "
+            f"Table(tiers=), use smaller batches, or run backwards before further forwards."
+        )
+
+    def _await_others(self, pins: Pins) -> None:
+        """Let the rows go that another thread is writing."""
+        for leaving in tuple(self._leaving):
+            with self.below.writing:  # it has it until they are written
+                if leaving.is_written:
+                    self.end_leaving(leaving, pins)
 
     def _has_made_room(self, more: int, pins: Pins) -> bool:
         """Let rows leave, if enough can; what had changed is written below first."""
+        self._give_what_is_left()
         lacking = more - self.spare()
         if lacking <= 0:
             return True
@@ -167,6 +206,7 @@ class DeviceBelow:
                 except BaseException:
                     self.stay(leaving)
                     raise
+                self._leaving.remove(leaving)
                 self._forget(leaving.keys)
                 return True
         return False
@@ -183,6 +223,7 @@ class DeviceBelow:
         changed = (flags & UNSAVED_FLAG) != 0
         rows = storage.pack(self._family, slots[changed])
         leaving = Leaving(keys, keys[changed].cpu(), rows.cpu())
+        self._leaving.append(leaving)  # before they count as unchanged
         storage.set_flags(self._family, slots[changed], flags[changed] & ~UNSAVED_FLAG)
         return leaving
 
@@ -190,6 +231,7 @@ class DeviceBelow:
         """Keys that were not used for long, and are not in use."""
         index, above, number = self._rows.index, self._rows.above, self._number
         buckets = index.buckets(number)
+        self._hand %= max(buckets, 1)  # there were more, it may be
         looked = min(buckets, max(_LOOKED_AT * wanted * buckets // max(self._in_memory(), 1), 1))
         found: list[tuple[Tensor, Tensor]] = []
         seen = many = 0
@@ -197,6 +239,8 @@ class DeviceBelow:
             run = min(looked, buckets - seen, buckets - self._hand)
             keys, stamps = index.stamped(number, self._hand, run)
             free = stamps < pins.oldest
+            for leaving in self._leaving:
+                free &= ~torch.isin(keys, leaving.keys)
             keys, stamps = keys[free], stamps[free]
             if above is not None and above.has(number):
                 # The index below does not hear of what is used above.
@@ -220,14 +264,27 @@ class DeviceBelow:
             self.below.spoil(leaving.changed)
             self.below.write(leaving.changed, leaving.rows)
             self._demotions += len(leaving.changed)
+        leaving.is_written = True
 
     def stay(self, leaving: Leaving) -> None:
         """They could not be written: they are as they were."""
-        slots = self._rows.find_rows(self._number, leaving.changed.to(self._rows.device))
-        self._rows.storage.add_flags(self._family, slots[slots >= 0], UNSAVED_FLAG)
+        if leaving in self._leaving:  # and all rows were not replaced meanwhile
+            self._leaving.remove(leaving)
+            self._mark_unsaved(leaving.changed.to(self._rows.device))
+
+    def _mark_unsaved(self, keys: Tensor) -> None:
+        """The storage may not have these rows: neither the row nor its copy above may go without being written."""
+        slots = [self._rows.index.find_keys(self._number, keys)]
+        if self._rows.above is not None and self._rows.above.has(self._number):
+            slots.append(self._rows.above.find_keys(self._number, keys))
+        for some in slots:
+            self._rows.storage.add_flags(self._family, some[some >= 0], UNSAVED_FLAG)
 
     def end_leaving(self, leaving: Leaving, pins: Pins) -> None:
         """What was chosen leaves, if nobody needed or changed it since."""
+        if leaving not in self._leaving:
+            return
+        self._leaving.remove(leaving)
         index, above, number = self._rows.index, self._rows.above, self._number
         keys = leaving.keys[index.find_keys(number, leaving.keys) >= 0]
         leaves = index.stamps_of(number, keys) < pins.oldest
@@ -239,8 +296,22 @@ class DeviceBelow:
     def _forget(self, keys: Tensor) -> None:
         if len(keys):
             slots, copies = self._rows.erase(self._number, keys)
+            self.away += len(slots)
+            self._give(slots, copies)
+
+    def _give(self, slots: Tensor, copies: Tensor) -> None:
+        """Free slots. Where there is no memory for the list of them it raises, and they are freed by a later call."""
+        try:
             self._rows.give(self._number, slots, copies)
-            self.away += len(keys)
+        except BaseException:
+            self._ungiven.append(_Slots(slots, copies))
+            self._rows.hold(self._number, len(slots))
+            raise
+
+    def _give_what_is_left(self) -> None:
+        while self._ungiven:
+            self._rows.give(self._number, *self._ungiven[0])
+            self._rows.hold(self._number, -len(self._ungiven.pop(0).rows))
 
     # ---- keys of calls
 
@@ -257,7 +328,7 @@ class DeviceBelow:
     def read(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
         """Of keys that have no slot and are below: where they stand, and their packed rows; both on the host."""
         at = torch.nonzero(slots < 0)[:, 0]
-        if not len(at) or not self.away:
+        if not len(at):
             return None
         distinct, inverse = torch.unique(keys[at].cpu(), return_inverse=True)
         rows, found = self.below.read(distinct)
@@ -276,7 +347,7 @@ class DeviceBelow:
         alone = distinct[reached < 0].cpu()
         before = int(self.below.contains(alone).sum()) if len(alone) else 0
         # Should it fail half way, what is in memory is all that there is of some.
-        self._rows.storage.add_flags(self._family, reached[reached >= 0], UNSAVED_FLAG)
+        self._mark_unsaved(distinct[reached >= 0])
         try:
             self.below.erase(keys)
         except BaseException:
@@ -288,6 +359,8 @@ class DeviceBelow:
     def clear(self) -> None:
         """Remove every row below."""
         self.epoch += 1
+        self._leaving.clear()
+        self._hand = 0
         self.below.clear()
         self.away = 0
 

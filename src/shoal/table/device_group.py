@@ -277,12 +277,16 @@ class DeviceGroup(Group):
             if training and self._rows.ledger.says_worse(self._reported):
                 self._raise(self._rows.hear())
             pins = self._rows.pin() if plan.deep or (plan.tiered and (training or keep)) else Pins()
+            staging = self.staged.get(address_of(values))
+            if staging is not None and not staging.is_of(values, offsets):
+                staging = None
             values, offsets = values.contiguous(), offsets.contiguous()
-            if plan.deep:
-                self._bring(plan, values, offsets, pins, training)
+            fetched = self._bring(plan, values, offsets, pins, training, staging) if plan.deep else {}
             if training and plan.trained and sizes is not None:
                 self._rows.make_room(sizes.births)
             looked = self._lookups.run(plan, values, offsets, self._floats(weights), training, keep, out, pins)
+            for number, positions in fetched.items():
+                self.below(number).fetched += positions
             if debugging() and training:
                 self._heard_now()
             batch = Batch(looked, training, size, sizes, pins.stamp)
@@ -294,26 +298,35 @@ class DeviceGroup(Group):
                 self._updated.clear()
             return self._leases.begin(batch) if keep else Leases.none()
 
-    def _bring(self, plan: DevicePlan, values: Tensor, offsets: Tensor, pins: Pins, training: bool) -> None:
-        """Bring the batch's rows from storages to where kernels reach them, and make room for births. Waits, unless it
-        was all done ahead."""
-        staging = self.staged.get(address_of(values))
-        if staging is not None and staging.is_still_right(plan, values, offsets):
+    def _bring(
+        self,
+        plan: DevicePlan,
+        values: Tensor,
+        offsets: Tensor,
+        pins: Pins,
+        training: bool,
+        staging: DeviceStaging | None,
+    ) -> dict[int, int]:
+        """Bring the batch's rows from storages to where kernels reach them, and make room for births; returns at how
+        many positions such rows are, by table. Waits, unless it was all done ahead."""
+        if staging is not None and staging.is_still_right(plan):
             births = staging.births if training else {}
             if all(self.below(number).has_room_for_births(many, pins) for number, many in births.items()):
-                return
+                return {}
         missing = self.missing.read(self.missing.launch(plan, values, offsets, pins), values)
-        known = {} if staging is None else staging.answers
-        if known:
+        belows = [self.below(number) for number in missing]
+        keys = [one.keys for one in missing.values()]
+        if staging is not None and staging.answers:
+            known = [staging.answers.get(number) for number in missing]
             answers = [
-                self.below(number).below.read_known(one.keys, known.get(number)) for number, one in missing.items()
+                below.below.read_known(some, staged) for below, some, staged in zip(belows, keys, known, strict=True)
             ]
         else:
-            answers = Below.read_each(
-                [self.below(number).below for number in missing], [m.keys for m in missing.values()]
-            )
-        for (number, one), answer in zip(missing.items(), answers, strict=True):
-            self.below(number).bring(one, answer, pins, training)
+            answers = Below.read_each([below.below for below in belows], keys)
+        return {
+            number: below.bring(one, answer, pins, training)
+            for (number, one), below, answer in zip(missing.items(), belows, answers, strict=True)
+        }
 
     def below(self, number: int) -> DeviceBelow:
         """The storage below a table. REQUIRES: it has one."""
@@ -364,7 +377,7 @@ class DeviceGroup(Group):
                 return  # looked up already, or dropped
             pins = self.pins_now(staging.pins)
             if not self._streams.waits_for_updates:
-                pins = Pins(pins.stamp, min((pins.oldest, *self._updated)))
+                pins = Pins(pins.stamp, *(min((one, *self._updated)) for one in (pins.oldest, pins.held)))
             self._lookups.place(staging.plan, staging.values, staging.offsets, pins)
 
     def _lock_to_place(self) -> None:

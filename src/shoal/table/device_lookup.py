@@ -107,7 +107,7 @@ class Lookups:
         over, block = (batch, _bags_together) if plan.columns else (n, _rows_together)
         told = rows.ledger.next() if insert else ()
         program.run(
-            *rows.values(values, offsets, slots, space, batch, plan.copies, pins.stamp), pins.oldest,
+            *rows.values(values, offsets, slots, space, batch, plan.copies, pins.stamp), pins.oldest, pins.held,
             *((1, 1) if rows.above is None else rows.above.grids(total)),
             out if weights is None else weights,  # any tensor: not read
             out, starts, tickets, out if shares is None else shares,
@@ -136,7 +136,7 @@ class Lookups:
         )
         program.run(
             n, batch, *finding_grids(n, plan.copies), pins.stamp, values, offsets, slots,
-            Space.of(layout, rows.device), pins.oldest, *rows.above.grids(total),
+            Space.of(layout, rows.device), pins.oldest, pins.held, *rows.above.grids(total),
         )  # fmt: skip
 
     def _pieces(self, plan: DevicePlan, n: int, batch: int, insert: bool, moves: bool) -> Pieces:

@@ -40,6 +40,7 @@ TRITON_TYPES = {
     "bfloat16": triton.language.bfloat16,
 }
 _UNLIMITED = 2**31 - 1
+_NOBODY = 2**31 - 1  # a stamp that no batch has
 _BATCHES_AHEAD = 4
 _LEAST_GROWTH = 1024  # rows
 
@@ -84,11 +85,12 @@ def signed(word: int) -> int:
 
 @dataclass(frozen=True)
 class Pins:
-    """Which rows are in use: those stamped with the number of the `oldest` batch at work or a later one. `stamp`: the
-    number of this one."""
+    """Which rows are in use: those stamped with the number of the `oldest` batch at work or on its way, or a later one.
+    `held`: the oldest at work. `stamp`: the number of this one."""
 
     stamp: int = 0
     oldest: int = 0
+    held: int = 0
 
 
 class DeviceRows:
@@ -336,13 +338,13 @@ class DeviceRows:
 
     def pins_of(self, stamp: int) -> Pins:
         """For the batch of that number, as others are at work now."""
-        oldest = self.oldest_at_work(True)
-        return Pins(stamp, stamp if oldest is None else min(oldest, stamp))
+        held, oldest = self.oldest_at_work(False), self.oldest_at_work(True)
+        return Pins(stamp, min(oldest or stamp, stamp), held or _NOBODY)
 
     def pins_at_work(self, pins: Pins) -> Pins:
         """The same, where batches that are only on their way do not count."""
-        oldest = self.oldest_at_work(False)
-        return Pins(pins.stamp, pins.stamp if oldest is None else min(oldest, pins.stamp))
+        held = self.pins_of(pins.stamp).held
+        return Pins(pins.stamp, min(held, pins.stamp), held)
 
     @property
     def variables(self) -> tuple[str, ...]:

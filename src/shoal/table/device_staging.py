@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _version(tensor: Tensor) -> int:
-    """Changes when somebody writes to it."""
+    """Changes when somebody writes to it; nobody counts that for tensors of inference."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -51,13 +51,19 @@ class DeviceStaging:
         self.pins = group.pin_ahead()
         group.staged[self.address] = self
 
-    def is_still_right(self, plan: DevicePlan, values: Tensor, offsets: Tensor) -> bool:
-        """Whether all rows of a lookup with that plan and these tensors are where kernels reach them, or nowhere."""
+    def is_of(self, values: Tensor, offsets: Tensor) -> bool:
+        """Whether these are the batch's tensors, and nobody wrote to them since."""
+        return (
+            not values.is_inference()
+            and address_of(offsets) == self._offsets_at
+            and (_version(values), _version(offsets)) == self._as_found
+        )
+
+    def is_still_right(self, plan: DevicePlan) -> bool:
+        """Whether all its rows are where kernels reach them, or nowhere."""
         return (
             self._is_placed
             and plan is self.plan
-            and address_of(offsets) == self._offsets_at
-            and (_version(values), _version(offsets)) == self._as_found
             and self._epochs == self._epochs_now()
             and not any(staged.is_spoiled for staged in self.answers.values())
         )
@@ -160,12 +166,10 @@ class DeviceStaging:
     def _let_leave(self, leaving: dict[int, Leaving]) -> None:
         """Write what leaves, without the group's lock; then it may."""
         failed: list[BaseException] = []
-        written = []
         for number, chosen in leaving.items():
             below = self.group.below(number)
             try:
                 below.write_leaving(chosen)
-                written.append(number)
             except BaseException as error:
                 failed.append(error)
             finally:
@@ -174,7 +178,7 @@ class DeviceStaging:
             with self._on_stream(), self.group.writing():
                 for number, chosen in leaving.items():
                     below = self.group.below(number)
-                    if number in written:
+                    if chosen.is_written:
                         below.end_leaving(chosen, self.group.pins_now(self.pins))
                     else:
                         below.stay(chosen)

@@ -19,11 +19,12 @@ from shoal.storage.hbm import DIRTY_FLAG, HbmStorage, Layout
 # What a lookup of tables with tiers wants of its caller beside FINDING: a list of the items that are not above, and
 # beside it whose they are, where their slots below are written and where an item won an entry above; and a list of the
 # slots that were won, where the rows are below, whose they are, and where their slots below are written. `counts` has
-# two more, at its end: how long the lists are. Keys stamped with `pinned_from` or more are in use. `sweepers`: programs
+# two more, at its end: how long the lists are. Keys stamped with `pinned_from` or more are in use, or will be;
+# with less than `held_from`, no batch at work has them. `sweepers`: programs
 # that go over all that is above. `movers`: programs that move rows.
 TIERING = (
     "asked", "asked_of", "home_at", "won_above", "seated", "seated_from", "seated_of", "seated_at", "pinned_from",
-    "sweepers", "movers",
+    "held_from", "sweepers", "movers",
 )  # fmt: skip
 
 # Keys come and go in every batch, and most of those that are not there are asked for in vain: a find must end soon.
@@ -266,7 +267,7 @@ class UpperTier:
             ),
             self._walk(
                 kernels.claim_above,
-                (*common, v.home_at, v.won_above, self._dummy, v.n, v.stamp, v.pinned_from), v, BLOCK=_LIST_BLOCK,
+                (*common, v.home_at, v.won_above, self._dummy, v.n, v.held_from), v, BLOCK=_LIST_BLOCK,
             ),
             self._walk(
                 kernels.seat,

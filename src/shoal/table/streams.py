@@ -109,8 +109,8 @@ class Streams:
         for raw, reader in self._readers.items():
             if raw != self._writer:
                 stream.wait_stream(reader)
-        with torch.cuda.stream(stream):
-            yield
-        placed = torch.cuda.Event()
-        placed.record(stream)
-        self._placed = placed
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            self._placed = stream.record_event()

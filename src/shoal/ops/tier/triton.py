@@ -333,15 +333,16 @@ def admit(tiers, table, wants):
     return fits
 
 
-@triton.jit(do_not_specialize=["n", "stamp", "pinned_from"])
+@triton.jit(do_not_specialize=["n", "held_from"])
 def claim_above(
-    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, home_at, won_at, dummy, n, stamp, pinned_from,
+    anchor, tables, tiers, values, slots, asked, asked_of, asked_count, home_at, won_at, dummy, n, held_from,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """An entry above for the keys of listed items that have a row, claimed by one of their items as in `claim`.
 
     Only as many ask as there are slots, so no entry is given up. A row that a batch at work uses in place stays there:
-    that one's update must find it.
+    that one's update must find it. It is stamped with `held_from` or more, as others may be that are on their way;
+    these are used in place too, then.
     """
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK
@@ -352,12 +353,12 @@ def claim_above(
         tier = tiers + table * TIER_COLUMNS
         home = tl.load(slots + item, mask=live, other=NO_SLOT)
         wants = live & (home >= 0) & (tl.load(tier + RING_SIZE, mask=live, other=0) > 0)
-        used = wants & (tl.load(tier + IN_PLACE, mask=wants, other=0) >= pinned_from)
+        used = wants & (tl.load(tier + IN_PLACE, mask=wants, other=0) >= held_from)
         if tl.max(used.to(tl.int32), axis=0) > 0:
             at = tl.load(home_at + lane, mask=used, other=NOT_WON)
             used = used & (at != NOT_WON)
             last = tl.load(anchor + at + STAMP_BEHIND_SLOT, mask=used, other=0)
-            wants = wants & ((used == 0) | (last < pinned_from) | (last == stamp))
+            wants = wants & ((used == 0) | (last < held_from))
         wants = admit(tiers, table, wants)
         taken, _refused = claim_entries(anchor, values, key, position, base, buckets, wants, dummy)
         tl.store(won_at + lane, taken, mask=live)
