@@ -314,7 +314,7 @@ class UpperTier:
             rehomed |= {"AGES": self._tells_ages, "BLOCK": _LIST_BLOCK}
             launches += [
                 Launch(
-                    kernels.step_aside, (v.movers,),
+                    kernels.step_aside, (v.walkers,),  # most often there is none, and the list must be walked
                     (*held, self._below.tables, self.tiers, *self._seated(v), family), shape, {"num_warps": warps},
                 ),
                 self._walk(
