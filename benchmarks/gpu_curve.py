@@ -43,7 +43,7 @@ def measure(bench: Bench) -> list[Point]:
         for batch in primed:
             held.two.step(batch)
         if not points:  # the first calls compile
-            with rows_ahead(held.two, primed[:4]) as coming:
+            with rows_ahead(held.two, primed[:TIER_STEPS]) as coming:
                 for batch in coming:
                     held.two.step(batch)
                     held.one.step(batch)
