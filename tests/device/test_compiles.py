@@ -16,7 +16,7 @@ WIDE = (
     "dealt_keys", "piece_tickets", "steps",
 )  # fmt: skip
 FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")
-NUMBERS = ("n", "batch", "total", "stamp", "pinned_from")
+NUMBERS = ("n", "batch", "total", "stamp", "pinned_from", "held_from")
 
 
 @pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="the compiler does not run under sanitizers")

@@ -241,13 +241,14 @@ class _Run(Generic[BatchT]):
             self._put(to, ahead)
         self._end(to)
 
-    @staticmethod
-    def _work(ahead: _Ahead[BatchT], work: Callable[[], None]) -> None:
+    def _work(self, ahead: _Ahead[BatchT], work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception:
+        except BaseException as error:
             # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
             ahead.release()
+            if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
+                raise  # whoever interrupts the loop means it
 
     def _place(self, placed: Staging) -> None:
         placed.place(self._may_wait)
