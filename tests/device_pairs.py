@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from device_tables import backward, outputs, placed
+from batches import kjt
+from device_tables import DEVICE, backward, here, outputs, placed
+from hypothesis import strategies as st
 
 import shoal
 from shoal.table.device_group import DeviceGroup
@@ -98,8 +100,9 @@ def assert_copies_sound(bags):
 class Pair:
     """Both collections."""
 
-    def __init__(self, tiers, whole):
-        self.tiers, self.whole = tiers, whole
+    def __init__(self, tiers, whole, sound):
+        """`sound`: raises where a collection with tiers contradicts itself."""
+        self.tiers, self.whole, self.sound = tiers, whole, sound
 
     @property
     def both(self):
@@ -138,10 +141,6 @@ class Pair:
         """What both say to the same question."""
         return [work(module) for module in self.both]
 
-    def sound(self, module):
-        """Raise where a collection with tiers contradicts itself."""
-        raise NotImplementedError
-
     def check(self):
         """Nothing went wrong, and both hold the same and counted the same."""
         for module in self.both:
@@ -158,3 +157,41 @@ class Pair:
     def stats(self, tier, name="a"):
         """A tier of a table."""
         return self.tiers.table(name).stats().tiers[tier]
+
+
+def do_anything(data, pair, pool, steps, most_waiting):
+    """Whatever hypothesis draws, to a pair with the tables a (of dim 3) and b (2, which features a and b feed)."""
+    some = st.lists(st.sampled_from(pool), max_size=20)
+    waiting = []
+    kinds = ["step", "step", "forward", "backward", "drop", "eval", "assign", "erase", "load", "stage"]
+    for step in range(data.draw(steps)):
+        do = data.draw(st.sampled_from(kinds))
+        if do in ("step", "forward", "eval", "stage"):
+            batch = kjt({"a": [data.draw(some), data.draw(some)], "b": [data.draw(some), []]})
+        if do == "step":
+            pair.step(batch, step)
+        elif do == "forward" and len(waiting) < most_waiting:
+            waiting.append(pair.forward(batch)[0])
+        elif do == "stage":
+            if (staging := pair.tiers.stage(placed(batch))) is not None:
+                staging.read()
+                staging.place(lambda: False)
+                staging.release()
+        elif do == "eval":
+            pair.evaluate(batch)
+        elif do == "backward" and waiting:
+            pair.backward(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))), step)
+        elif do == "drop":
+            waiting.clear()
+        elif do == "assign":
+            keys = here(*data.draw(some), dtype=torch.int64)
+            rows = torch.ones(len(keys), 2, device=DEVICE)
+            pair.each(lambda module, keys=keys, rows=rows: module.table("b").assign(keys, rows))
+        elif do == "erase":
+            keys = here(*data.draw(some), dtype=torch.int64)
+            pair.each(lambda module, keys=keys: module.table("a").erase(keys))
+        elif do == "load":
+            waiting.clear()
+            state = pair.tiers.state_dict()
+            pair.each(lambda module, state=state: module.load_state_dict(state))
+        pair.sound(pair.tiers)

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from batches import kjt, random_kjt
-from device_pairs import EXTREME, Pair, adam, assert_copies_sound, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from device_pairs import EXTREME, Pair, adam, assert_copies_sound, do_anything, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
 from device_tables import DEVICE, backward, here, in_hbm, outputs, placed
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -56,10 +56,7 @@ class Below(Pair):
             in_hbm(table) if table.name in alone else with_tiers(table, FORMS[form](size, below)) for table in tables
         ]
         whole = [in_hbm(table) for table in tables]
-        super().__init__(kind(deep, device=DEVICE, seed=7), kind(whole, device=DEVICE, seed=7))
-
-    def sound(self, module):
-        assert_sound(module)
+        super().__init__(*(kind(tables, device=DEVICE, seed=7) for tables in (deep, whole)), assert_sound)
 
 
 @pytest.mark.parametrize(
@@ -628,40 +625,6 @@ def test_anything_in_any_order(data):
     form = data.draw(st.sampled_from(sorted(FORMS)))
     pair = Below(form, adam("a", 3), adam("b", 2, features=["a", "b"]), size=data.draw(st.sampled_from([6144, 8192])))
     pool = [*range(120), *EXTREME]
-    some = st.lists(st.sampled_from(pool), max_size=20)
-    waiting = []
-    for step in range(data.draw(st.integers(3, 7))):
-        kinds = ["step", "step", "forward", "backward", "drop", "eval", "assign", "erase", "load", "stage"]
-        do = data.draw(st.sampled_from(kinds))
-        if do in ("step", "forward", "eval", "stage"):
-            batch = kjt({"a": [data.draw(some), data.draw(some)], "b": [data.draw(some), []]})
-        if do == "step":
-            pair.step(batch, step)
-        elif do == "forward" and not waiting:
-            waiting.append(pair.forward(batch)[0])
-        elif do == "stage":
-            if (staging := pair.tiers.stage(placed(batch))) is not None:
-                staging.read()
-                staging.place(lambda: False)
-                staging.release()
-        elif do == "eval":
-            pair.evaluate(batch)
-        elif do == "backward" and waiting:
-            pair.backward(waiting.pop(), step)
-        elif do == "drop":
-            waiting.clear()
-        elif do == "assign":
-            keys = here(*data.draw(some), dtype=torch.int64)
-            rows = torch.ones(len(keys), 2, device=DEVICE)
-            pair.each(lambda module, keys=keys, rows=rows: module.table("b").assign(keys, rows))
-        elif do == "erase":
-            keys = here(*data.draw(some), dtype=torch.int64)
-            pair.each(lambda module, keys=keys: module.table("a").erase(keys))
-        elif do == "load":
-            waiting.clear()
-            state = pair.tiers.state_dict()
-            pair.each(lambda module, state=state: module.load_state_dict(state))
-        assert_sound(pair.tiers)
-    waiting.clear()
+    do_anything(data, pair, pool, st.integers(3, 7), most_waiting=1)
     pair.step(kjt({"a": [pool[:30]], "b": [pool[90:]]}))
     pair.check()

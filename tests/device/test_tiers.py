@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 from batches import kjt, random_kjt
-from device_pairs import EXTREME, adam, assert_copies_sound, below_of, same, small_slabs, with_tiers  # noqa: F401
+from device_pairs import EXTREME, adam, assert_copies_sound, below_of, do_anything, same, small_slabs, with_tiers  # noqa: F401
 from device_pairs import Pair as BasePair
-from device_tables import DEVICE, here, in_hbm, train
+from device_tables import DEVICE, in_hbm, train
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -30,10 +30,8 @@ class Pair(BasePair):
     def __init__(self, *tables, hbm="3KiB", dram=None, alone=(), kind=shoal.EmbeddingBagCollection, **settings):
         two = [in_hbm(table) if table.name in alone else tiered(table, hbm, dram) for table in tables]
         whole = [in_hbm(table) for table in tables]
-        super().__init__(kind(two, device=DEVICE, seed=7, **settings), kind(whole, device=DEVICE, seed=7, **settings))
-
-    def sound(self, module):
-        assert_copies_sound(module)
+        made = (kind(tables, device=DEVICE, seed=7, **settings) for tables in (two, whole))
+        super().__init__(*made, assert_copies_sound)
 
     def above(self, name="a"):
         return self.stats(0, name)
@@ -477,34 +475,6 @@ def test_stats_tell_of_each_tier():
 def test_anything_in_any_order(data):
     pair = Pair(adam("a", 3), adam("b", 2, features=["a", "b"]), hbm=data.draw(st.sampled_from([1024, 2048])))
     pool = [*range(40), *EXTREME]
-    some = st.lists(st.sampled_from(pool), max_size=25)
-    waiting = []
-    for step in range(data.draw(st.integers(2, 6))):
-        do = data.draw(st.sampled_from(["step", "forward", "backward", "drop", "eval", "assign", "erase", "load"]))
-        if do in ("step", "forward", "eval"):
-            batch = kjt({"a": [data.draw(some), data.draw(some)], "b": [data.draw(some), []]})
-        if do == "step":
-            pair.step(batch, step)
-        elif do == "forward":
-            waiting.append(pair.forward(batch)[0])
-        elif do == "eval":
-            pair.evaluate(batch)
-        elif do == "backward" and waiting:
-            pair.backward(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))), step)
-        elif do == "drop":
-            waiting.clear()
-        elif do == "assign":
-            keys = here(*data.draw(some), dtype=torch.int64)
-            rows = torch.ones(len(keys), 2, device=DEVICE)
-            pair.each(lambda module, keys=keys, rows=rows: module.table("b").assign(keys, rows))
-        elif do == "erase":
-            keys = here(*data.draw(some), dtype=torch.int64)
-            pair.each(lambda module, keys=keys: module.table("a").erase(keys))
-        elif do == "load":
-            waiting.clear()
-            state = pair.tiers.state_dict()
-            pair.each(lambda module, state=state: module.load_state_dict(state))
-        assert_copies_sound(pair.tiers)
-    waiting.clear()
+    do_anything(data, pair, pool, st.integers(2, 6), most_waiting=6)
     pair.step(kjt({"a": [pool], "b": [pool]}))
     pair.check()

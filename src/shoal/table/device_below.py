@@ -18,6 +18,7 @@ from shoal.table.below import Below
 from shoal.table.content import TierStats
 from shoal.table.device_missing import Missing
 from shoal.table.device_rows import DeviceRows, Pins, last_tier
+from shoal.table.leaving import write_now
 
 # Rows leave some at a time: choosing them stops for the device. At most so many, or this part of the table.
 _LEAVE_TOGETHER = 1 << 16
@@ -200,12 +201,7 @@ class DeviceBelow:
         for also_above in (False, True):
             leaving = self.begin_leaving(lacking, pins, also_above)
             if leaving is not None:
-                try:
-                    with self.below.writing:
-                        self.write_leaving(leaving)
-                except BaseException:
-                    self.stay(leaving)
-                    raise
+                write_now(self, leaving, self.below.writing)
                 self._leaving.remove(leaving)
                 self._forget(leaving.keys)
                 return True

@@ -6,15 +6,17 @@ on a stream of their own. Births, scores and counts are the lookup's.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from shoal.table.below import Below, Staged
-from shoal.table.device_below import Leaving
+from shoal.table.device_below import DeviceBelow, Leaving
 from shoal.table.device_missing import Missing
 from shoal.table.device_plan import DevicePlan
+from shoal.table.leaving import Departures
 from shoal.table.staging import address_of
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class DeviceStaging:
         """Put what was read in memory; says whether it is all there."""
         waiting = list(self._missing)
         while waiting:
-            leaving: dict[int, Leaving] = {}
+            leaving = Departures()
             with self._on_stream(), self.group.writing():
                 if self.group.staged.get(self.address) is not self:
                     return False  # looked up already, or dropped
@@ -146,44 +148,31 @@ class DeviceStaging:
         self.births[number] = int((absent & missing.trains).sum())
         return bool(self.answers[number].known(missing.keys[absent])[0].all())
 
-    def _begin_leaving(self, numbers: Sequence[int]) -> dict[int, Leaving]:
-        leaving: dict[int, Leaving] = {}
+    def _begin_leaving(self, numbers: Sequence[int]) -> Departures:
+        leaving = Departures()
         try:
             for number in numbers:
                 below = self.group.below(number)
                 below.keep(self._missing[number].keys, self.pins)  # what others brought meanwhile stays
                 lacking = len(self._missing[number].keys) - below.spare()
                 if chosen := below.begin_leaving(lacking, self.group.pins_now(self.pins)):
-                    below.below.writing.acquire()
-                    leaving[number] = chosen
+                    leaving.add(below, chosen, below.below.writing, partial(self._end_leaving, below, chosen))
         except BaseException:
-            for number, chosen in leaving.items():
-                self.group.below(number).below.writing.release()
-                self.group.below(number).stay(chosen)
+            leaving.call_off()
             raise
         return leaving
 
-    def _let_leave(self, leaving: dict[int, Leaving]) -> None:
+    def _end_leaving(self, below: DeviceBelow, leaving: Leaving) -> None:
+        below.end_leaving(leaving, self.group.pins_now(self.pins))
+
+    def _let_leave(self, leaving: Departures) -> None:
         """Write what leaves, without the group's lock; then it may."""
-        failed: list[BaseException] = []
-        for number, chosen in leaving.items():
-            below = self.group.below(number)
-            try:
-                below.write_leaving(chosen)
-            except BaseException as error:
-                failed.append(error)
-            finally:
-                below.below.writing.release()
+        failed = leaving.write()
         if leaving:
             with self._on_stream(), self.group.writing():
-                for number, chosen in leaving.items():
-                    below = self.group.below(number)
-                    if chosen.is_written:
-                        below.end_leaving(chosen, self.group.pins_now(self.pins))
-                    else:
-                        below.stay(chosen)
-        if failed:
-            raise failed[0]
+                leaving.end()
+        if failed is not None:
+            raise failed
 
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""

@@ -18,6 +18,7 @@ from shoal.storage import DramStorage
 from shoal.table.arrivals import Arrivals, alone_in, arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent, TableStats, TierStats
+from shoal.table.leaving import write_now
 
 # Compaction looks at this many buckets for each row that was erased or each key of a batch: it ends within the calls
 # that made it necessary, and none of them waits for much more than its own work.
@@ -179,12 +180,7 @@ class HostTable:
         for forced in (False, False, False, True, True):
             n = more - self.spare(more)
             if n and (leaving := self.begin_leaving(n, forced)):
-                try:
-                    with self.below.writing:
-                        self.write_leaving(leaving)
-                except BaseException:
-                    self.stay(leaving)
-                    raise
+                write_now(self, leaving, self.below.writing)
                 self.end_leaving(leaving)
             if forced and not self._fits(more):
                 self._await_others()

@@ -5,6 +5,7 @@ leave; births, scores and counts are the lookup's. What is staged and then not l
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal.ops.pool import bags_of
 from shoal.table.below import Below, Staged
-from shoal.table.host import Leaving
+from shoal.table.leaving import Departures
 from shoal.table.plan import Plan
 
 if TYPE_CHECKING:
@@ -114,42 +115,27 @@ class HostStaging:
         at = self._lacking.index(number)
         self.bags.fill(self._missing, at, self.group.tables[number].find(self._missing.keys(at)))
 
-    def _begin_leaving(self, numbers: Sequence[int]) -> dict[int, Leaving]:
-        leaving: dict[int, Leaving] = {}
+    def _begin_leaving(self, numbers: Sequence[int]) -> Departures:
+        leaving = Departures()
         try:
             for number in numbers:
                 self._hold(number)  # what others brought meanwhile stays
                 table, wanted = self.group.tables[number], len(self.answers[number].keys)
                 if chosen := table.begin_leaving(wanted - table.spare(wanted)):
-                    self.group.below(number).writing.acquire()
-                    leaving[number] = chosen
+                    leaving.add(table, chosen, self.group.below(number).writing, partial(table.end_leaving, chosen))
         except BaseException:
-            for number, chosen in leaving.items():
-                self.group.below(number).writing.release()
-                self.group.tables[number].stay(chosen)
+            leaving.call_off()
             raise
         return leaving
 
-    def _let_leave(self, leaving: dict[int, Leaving]) -> None:
+    def _let_leave(self, leaving: Departures) -> None:
         """Write what leaves, without the group's lock; then it may."""
-        failed: list[BaseException] = []
-        for number, chosen in leaving.items():
-            try:
-                self.group.tables[number].write_leaving(chosen)
-            except BaseException as error:
-                failed.append(error)
-            finally:
-                self.group.below(number).writing.release()
+        failed = leaving.write()
         if leaving:
             with self.group.writing():
-                for number, chosen in leaving.items():
-                    table = self.group.tables[number]
-                    if chosen.is_written:
-                        table.end_leaving(chosen)
-                    else:
-                        table.stay(chosen)
-        if failed:
-            raise failed[0]
+                leaving.end()
+        if failed is not None:
+            raise failed
 
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
