@@ -30,8 +30,14 @@ class BoundBags {
   // Takes other tensors of the same batch. Raises if their features begin elsewhere.
   void bind_again(Numbers keys, Numbers offsets, uintptr_t weights);
 
+  // Keeps the numbers as they are now, and says later whether others are the same. By this thread alone: it works beside
+  // those of the loop.
+  void remember();
+  bool remembers(Numbers keys, Numbers offsets) const;
+
   const Bags& bags() const { return bags_; }
   uint32_t* slots() { return slots_.get(); }
+  void forget_slots();
   const std::vector<int64_t>& bounds() const { return bounds_; }
   KeyRange range(int64_t source, int64_t copy) const {
     return {nullptr, bounds_[size_t(source)], bounds_[size_t(source) + 1], copy * bags_.count};
@@ -56,7 +62,9 @@ class BoundBags {
   Bags bags_;
   int64_t features_;
   std::vector<int64_t> bounds_;  // where each feature's keys begin, and the end
+  size_t slot_count_;
   Kept<uint32_t> slots_;
+  Kept<char> kept_{0};
 };
 
 }  // namespace shoal

@@ -1,5 +1,7 @@
 #include "lookup/lookup.h"
 
+#include <cstring>
+
 #include "base/rwlock.h"
 #include "base/thread_pool.h"
 #include "bind/bags.h"
@@ -11,7 +13,7 @@
 namespace shoal {
 
 BoundBags::BoundBags(Numbers keys, Numbers offsets, uintptr_t weights, int64_t features, int64_t copies)
-    : features_(features), slots_(size_t(copies * keys.count)) {
+    : features_(features), slot_count_(size_t(copies * keys.count)), slots_(slot_count_) {
   bags_.count = keys.count;
   bags_.batch = (offsets.count - 1) / std::max<int64_t>(features, 1);
   bags_.slots = slots_.get();
@@ -28,6 +30,30 @@ void BoundBags::bind_again(Numbers keys, Numbers offsets, uintptr_t weights) {
     same = bounds_now() == bounds_;
   }
   if (!same) raise({Code::input, "the backward wants the values and offsets of its forward"});
+}
+
+void BoundBags::forget_slots() { std::fill_n(slots_.get(), slot_count_, kNoSlot); }
+
+// Bytes of keys and of offsets.
+static std::pair<size_t, size_t> sizes_of(const Bags& bags, int64_t features) {
+  const size_t offsets = size_t(features * bags.batch + 1);
+  return {size_t(bags.count) * (bags.narrow_keys ? 4 : 8), offsets * (bags.narrow_offsets ? 4 : 8)};
+}
+
+void BoundBags::remember() {
+  auto [keys, offsets] = sizes_of(bags_, features_);
+  kept_ = Kept<char>(keys + offsets);
+  if (keys) std::memcpy(kept_.get(), bags_.keys, keys);
+  std::memcpy(kept_.get() + keys, bags_.offsets, offsets);
+}
+
+bool BoundBags::remembers(Numbers keys, Numbers offsets) const {
+  if (keys.count != bags_.count || keys.narrow != bags_.narrow_keys || offsets.narrow != bags_.narrow_offsets ||
+      offsets.count != features_ * bags_.batch + 1)
+    return false;
+  auto [of_keys, of_offsets] = sizes_of(bags_, features_);
+  return (!of_keys || !std::memcmp(kept_.get(), reinterpret_cast<const void*>(keys.address), of_keys)) &&
+         !std::memcmp(kept_.get() + of_keys, reinterpret_cast<const void*>(offsets.address), of_offsets);
 }
 
 void BoundBags::point_to(Numbers keys, Numbers offsets, uintptr_t weights) {
@@ -93,17 +119,28 @@ struct BoundLookup {
     return {};
   }
 
-  // Slots alone; how many keys each part lacks.
-  std::vector<int64_t> find_slots(BoundBags& batch, int threads) const {
-    std::vector<KeyRange> ranges;
+  // Slots alone, beside whoever changes indexes, and so that he never waits for more than some of it; how many keys each
+  // part lacks.
+  std::vector<int64_t> find_slots(BoundBags& batch, RwLock& indexes) const {
+    std::vector<int64_t> missing;
     for (const LookupPart& part : parts) {
-      ranges.push_back(batch.range(part.feature.source, part.feature.copy));
-      ranges.back().index = part.index;
+      KeyRange rest = batch.range(part.feature.source, part.feature.copy);
+      rest.index = part.index;
+      missing.push_back(0);
+      for (const int64_t end = rest.end; rest.begin < end; rest.begin = rest.end) {
+        rest.end = std::min(rest.begin + kFindTogether, end);
+        int64_t lacks = 0;
+        indexes.lock_shared();
+        find({rest}, {batch.bags().keys, batch.bags().narrow_keys}, batch.slots(), &lacks, 1);
+        indexes.unlock();
+        missing.back() += lacks;
+      }
     }
-    std::vector<int64_t> missing(parts.size());
-    find(ranges, {batch.bags().keys, batch.bags().narrow_keys}, batch.slots(), missing.data(), threads);
     return missing;
   }
+
+ private:
+  static constexpr int64_t kFindTogether = 2048;
 };
 
 MissingKeys missing_keys(BoundBags& batch, const std::vector<std::vector<std::tuple<int64_t, int64_t>>>& tables,
@@ -216,6 +253,15 @@ void bind_lookup(nb::module_& m) {
             self.bind_again(numbers(keys), numbers(offsets), weights);
           },
           nb::arg("keys"), nb::arg("offsets"), nb::arg("weights"))
+      .def("forget_slots", &BoundBags::forget_slots, Released(), "No key has a slot that is known")
+      .def("remember", &BoundBags::remember, Released(), "Keep the keys and offsets as they are now")
+      .def(
+          "remembers",
+          [](const BoundBags& self, const Numbers& keys, const Numbers& offsets) {
+            nb::gil_scoped_release released;
+            return self.remembers(numbers(keys), numbers(offsets));
+          },
+          nb::arg("keys"), nb::arg("offsets"), "Whether these are the numbers that it keeps")
       .def_prop_ro("bounds", &BoundBags::bounds, "Where each feature's keys begin, and the end")
       .def("missing", &missing_keys, nb::arg("tables"), nb::arg("threads"), Released(),
            "For every table, given as the (source, copy) of its parts, the keys without a slot")
@@ -274,8 +320,8 @@ void bind_lookup(nb::module_& m) {
           nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"), nb::arg("fetches"),
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
           "`trains`: in training keys without a row get one; `fetches`: they may have one below")
-      .def("find", &BoundLookup::find_slots, nb::arg("bags"), nb::arg("threads"), Released(),
-           "Slots alone; how many keys each part lacks")
+      .def("find", &BoundLookup::find_slots, nb::arg("bags"), nb::arg("indexes"), Released(),
+           "Slots alone, beside whoever changes indexes; how many keys each part lacks")
       .def(
           "run", &BoundLookup::run, nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
           nb::arg("training"), nb::arg("known"), nb::arg("threads"), Released(),

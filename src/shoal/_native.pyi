@@ -372,6 +372,15 @@ class Bags:
 
     def bind_again(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool], weights: int) -> None: ...
 
+    def forget_slots(self) -> None:
+        """No key has a slot that is known"""
+
+    def remember(self) -> None:
+        """Keep the keys and offsets as they are now"""
+
+    def remembers(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool]) -> bool:
+        """Whether these are the numbers that it keeps"""
+
     @property
     def bounds(self) -> list[int]:
         """Where each feature's keys begin, and the end"""
@@ -406,8 +415,10 @@ class Lookup:
         `trains`: in training keys without a row get one; `fetches`: they may have one below
         """
 
-    def find(self, bags: Bags, threads: int) -> list[int]:
-        """Slots alone; how many keys each part lacks"""
+    def find(self, bags: Bags, indexes: RwLock) -> list[int]:
+        """
+        Slots alone, beside whoever changes indexes; how many keys each part lacks
+        """
 
     def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, known: bool, threads: int) -> list[int]:
         """

@@ -295,6 +295,29 @@ def test_keys_that_the_loop_changes_on_the_way_are_looked_up_as_they_are_then(tm
     assert_same_rows(plain, ahead)
 
 
+def test_rows_leave_and_are_born_while_a_large_batch_is_being_found(tmp_path):
+    """Whoever finds a batch's rows lets others at the indexes on the way: none that it found may leave then."""
+    plain, ahead = collection([TABLE]), spilling("memory", tmp_path, "300KiB")
+    generator = torch.Generator().manual_seed(0)
+    drawn = [(torch.rand(60, 1000, generator=generator) * 1500).long() + first for first in (0, 10**6)]
+    large = [kjt({"t": keys.tolist()}) for keys in drawn]
+    for step in range(40):
+        batch, placed = large[step % 2], []
+        finder = threading.Thread(target=lambda: placed.append(ahead.stage(batch)))  # noqa: B023 (joined below)
+        finder.start()
+        few = kjt({"t": [range(10**7 * (step + 1), 10**7 * (step + 1) + 200)]})  # births, for which others leave
+        assert_equal_outputs([plain(few), ahead(few)], step)
+        finder.join()
+        outs = [plain(batch), ahead(batch)]
+        assert_equal_outputs(outs, step)
+        for out in outs:
+            backward(out, step)
+        placed.pop().release()
+    assert_same_rows(plain, ahead)
+    assert ahead.stats()["t"].tiers[0].demotions > 0
+    assert staged(ahead) == ({}, {})
+
+
 @pytest.mark.parametrize("where", ["read", "write"])
 def test_a_storage_that_wants_to_end_the_thread(where):
     class Ending(MemoryStorage):

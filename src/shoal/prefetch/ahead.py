@@ -87,6 +87,15 @@ class _Ahead(Generic[BatchT]):
             self.placed = None
 
 
+class _Line(Generic[BatchT]):
+    """Batches that wait for one thread, which alone is woken when one comes: the others would take the loop's time."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.batches: deque[_Ahead[BatchT]] = deque()
+        self.came = threading.Condition(lock)
+        self.has_ended = False
+
+
 class _Run(Generic[BatchT]):
     """One pass over the loader."""
 
@@ -102,13 +111,14 @@ class _Run(Generic[BatchT]):
         self._depth = depth
         self._streams = LoaderStreams(devices)
         # What is found, read and ready: each thread takes from the one before.
-        self._found: deque[_Ahead[BatchT]] = deque()
-        self._read: deque[_Ahead[BatchT]] = deque()
-        self._ready: deque[_Ahead[BatchT]] = deque()
-        self._ended: set[int] = set()  # of these lists those that nothing comes to any more
+        self._lock = threading.RLock()  # whoever collects garbage may hold it, and close
+        self._found: _Line[BatchT] = _Line(self._lock)
+        self._read: _Line[BatchT] = _Line(self._lock)
+        self._ready: _Line[BatchT] = _Line(self._lock)
+        self._taken = threading.Condition(self._lock)  # by the loop
+        self._room = threading.Condition(self._lock)  # where rows can be placed; or the loop waits
         self._ahead = 0  # batches that were taken from the loader, and not by the loop
         self._between = 0  # of these, those that are on their way from thread to thread
-        self._changed = threading.Condition()
         self._in_use: _Ahead[BatchT] | None = None
         self._is_awaited = self._is_closed = False
         self._error: BaseException | None = None
@@ -124,24 +134,28 @@ class _Run(Generic[BatchT]):
         for thread in self._threads:
             thread.start()
 
+    @property
+    def _lines(self) -> "tuple[_Line[BatchT], ...]":
+        return self._found, self._read, self._ready
+
     # ---- the loop's side
 
     def next(self) -> BatchT:
         """The next batch; StopIteration at the end, or what the loader raised there."""
         self._let_go()
-        with self._changed:
+        with self._lock:
             self._is_awaited = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ready or id(self._ready) in self._ended)
+            self._room.notify()
+            self._ready.came.wait_for(lambda: self._ready.batches or self._ready.has_ended)
             self._is_awaited = False
-            if not self._ready:
+            if not self._ready.batches:
                 if self._error is not None:
                     raise self._error
                 raise StopIteration
-            given = self._in_use = self._ready.popleft()
+            given = self._in_use = self._ready.batches.popleft()
             self._ahead -= 1
-            self._changed.notify_all()
-            coming = [ahead for ahead in self._ready if not ahead.is_placed]
+            self._taken.notify()
+            coming = [ahead for ahead in self._ready.batches if not ahead.is_placed]
         self._streams.hand_over(given.batch, given.ready)
         for ahead in coming:
             self._bring(ahead)
@@ -149,17 +163,19 @@ class _Run(Generic[BatchT]):
 
     def close(self) -> None:
         """End it, wherever it is."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            for waited in (self._taken, self._room, *(line.came for line in self._lines)):
+                waited.notify_all()
         try:
             for thread in self._threads:
                 if thread is not threading.current_thread():  # who collects garbage may be any of them
                     thread.join(_JOIN_SECONDS)
         finally:
             self._let_go()
-            for ahead in (*self._found, *self._read, *self._ready):
-                ahead.release()
+            for line in self._lines:
+                for ahead in line.batches:
+                    ahead.release()
             self._streams.close()
 
     def _let_go(self) -> None:
@@ -188,7 +204,7 @@ class _Run(Generic[BatchT]):
     def _send(self, ahead: _Ahead[BatchT]) -> None:
         """To the other threads or, where nothing has to be waited for, to the loop: threads that take turns with it
         would cost it more time than the work."""
-        with self._changed:
+        with self._lock:
             overtakes = self._between > 0
         waits = ahead.placed is not None and ahead.placed.waits
         self._put(self._found if overtakes or waits else self._ready, ahead)
@@ -202,39 +218,39 @@ class _Run(Generic[BatchT]):
             self._work(ahead, partial(ahead.placed.place, lambda: False))
 
     def _may_go_on(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._ahead < self._depth)
+        with self._lock:
+            self._taken.wait_for(lambda: self._is_closed or self._ahead < self._depth)
             self._ahead += 1
             return not self._is_closed
 
-    def _put(self, where: deque[_Ahead[BatchT]], ahead: _Ahead[BatchT]) -> None:
-        with self._changed:
+    def _put(self, where: _Line[BatchT], ahead: _Ahead[BatchT]) -> None:
+        with self._lock:
             if not self._is_closed:
-                where.append(ahead)
+                where.batches.append(ahead)
                 self._between += (where is self._found) - (ahead.is_between and where is self._ready)
                 ahead.is_between = where is not self._ready
-                self._changed.notify_all()
+                where.came.notify()
                 return
         ahead.release()  # nobody will look
 
-    def _end(self, where: deque[_Ahead[BatchT]]) -> None:
-        with self._changed:
-            self._ended.add(id(where))
-            self._changed.notify_all()
+    def _end(self, where: _Line[BatchT]) -> None:
+        with self._lock:
+            where.has_ended = True
+            where.came.notify()
 
     def _pass_on(
         self,
-        source: deque[_Ahead[BatchT]],
-        to: deque[_Ahead[BatchT]],
+        source: _Line[BatchT],
+        to: _Line[BatchT],
         work: Callable[[Staging], None],
     ) -> None:
         """Do something with what comes to one list, and put it into the next."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: source or id(source) in self._ended or self._is_closed)
-                if self._is_closed or not source:
+            with self._lock:
+                source.came.wait_for(lambda: source.batches or source.has_ended or self._is_closed)
+                if self._is_closed or not source.batches:
                     break
-                ahead = source.popleft()
+                ahead = source.batches.popleft()
             if ahead.placed is not None:
                 self._work(ahead, partial(work, ahead.placed))
             ahead.is_placed = to is self._ready
@@ -255,10 +271,10 @@ class _Run(Generic[BatchT]):
 
     def _may_wait(self) -> bool:
         """Wait for batches before this one to let their rows go, unless the loop waits for this one."""
-        with self._changed:
-            if self._is_closed or (self._is_awaited and not self._ready):
+        with self._lock:
+            if self._is_closed or (self._is_awaited and not self._ready.batches):
                 return False
-            self._changed.wait(_LOOK_SECONDS)
+            self._room.wait(_LOOK_SECONDS)
             return not self._is_closed
 
 

@@ -70,7 +70,7 @@ class HostTable:
         if dram is None and self.below is not None:
             self.budget = _WORKING_BYTES
         # Whose rows must stay in memory: the group knows. First those of batches at work, then those of staged ones.
-        self.pin: Callable[[_native.Pins, bool], None] = lambda _pins, _staged: None
+        self.pin: Callable[[_native.Pins, bool, bool], None] = lambda _pins, _staged, _finding: None
         self.indexes = _native.RwLock()  # the group's: held alone while the index changes
         self.clock = 0  # counts batches; what was used longest ago leaves first
         self.epoch = 0  # changes when a key that had a slot has another one, or none
@@ -244,8 +244,8 @@ class HostTable:
         self._leaving.remove(leaving)
         self._demotions += leaving.dirty
         keys, slots = leaving.keys, leaving.slots
-        with alone_in(self.indexes):  # nobody is staged meanwhile
-            held = self.pins(staged=not leaving.forced).has(slots) | self.storage.is_dirty(slots)
+        with alone_in(self.indexes):  # nobody finds meanwhile
+            held = self.pins(staged=not leaving.forced, finding=True).has(slots) | self.storage.is_dirty(slots)
             leaves = (self.index.find(keys) == slots) & ~held
             if not bool(leaves.all()):
                 keys, slots = keys[leaves], slots[leaves]
@@ -254,10 +254,11 @@ class HostTable:
         self.storage.give(slots)
         self._left += len(keys)
 
-    def pins(self, staged: bool) -> _native.Pins:
-        """The slots whose rows must stay in memory."""
+    def pins(self, staged: bool, finding: bool = False) -> _native.Pins:
+        """The slots whose rows must stay in memory. `finding`: also of batches that are being staged now. REQUIRES: the
+        indexes are held then."""
         pins = _native.Pins(self.storage.rows)
-        self.pin(pins, staged)
+        self.pin(pins, staged, finding)
         for leaving in self._leaving:
             pins.add(leaving.slots)
         return pins
@@ -324,8 +325,8 @@ class HostTable:
         arrivals, _comes = self.fetch(absent, len(absent))
         before = self.pin
 
-        def pin(pins: _native.Pins, staged: bool) -> None:
-            before(pins, staged)
+        def pin(pins: _native.Pins, staged: bool, finding: bool) -> None:
+            before(pins, staged, finding)
             pins.add(slots)
 
         self.pin = pin

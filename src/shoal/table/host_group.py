@@ -54,10 +54,10 @@ class Missing:
     births: Sequence[int]  # of each table's keys the first so many are born if they are not below
 
 
-def _pin(group: "weakref.ref[HostGroup]", number: int, pins: _native.Pins, staged: bool) -> None:
+def _pin(group: "weakref.ref[HostGroup]", number: int, pins: _native.Pins, staged: bool, finding: bool) -> None:
     # The tables would keep their group, and their files, alive if they knew it.
     if held := group():
-        held._pin(number, pins, staged)
+        held._pin(number, pins, staged, finding)
 
 
 class HostGroup(Group):
@@ -208,7 +208,7 @@ class HostGroup(Group):
                 # points to.
                 with self.writing() if alone else self.reading():
                     if staging is None and self.staged:
-                        staging = self.staged.pop(address_of(values), None)  # from here on the batch is at work
+                        staging = self._take_staged(values)
                     batch = self._begin(names, values, offsets, weights, training, staging)
                     out, lacking = read(batch)
                     if lacking:
@@ -230,6 +230,11 @@ class HostGroup(Group):
                 staging.release()
             for number, staged in asked.items():
                 self.below(number).unstage(staged)
+
+    def _take_staged(self, values: Tensor) -> HostStaging | None:
+        """What was staged for the batch with these values, which is at work from here on."""
+        staging = self.staged.get(address_of(values))
+        return None if staging is None or not staging.is_found else self.staged.pop(staging.address, None)
 
     def _begin(
         self,
@@ -338,13 +343,14 @@ class HostGroup(Group):
             return None
         return HostStaging(self, list(names), values, offsets.contiguous())
 
-    def _pin(self, number: int, pins: _native.Pins, staged: bool) -> None:
-        """Pin the rows of a table that batches at work need, and those of batches that come."""
+    def _pin(self, number: int, pins: _native.Pins, staged: bool, finding: bool) -> None:
+        """Pin the rows of a table that batches at work need, those of batches that were staged, and those that others
+        have found so far, who do so beside this unless the indexes are held."""
         batches: list[Batch | HostStaging] = [batch for batch in self._leases.live() if not batch.applied]
         if self._at_work is not None:
             batches.append(self._at_work)
         if staged:
-            batches += list(self.staged.values())
+            batches += [staging for staging in list(self.staged.values()) if finding or staging.is_found]
         for batch in batches:
             for part in batch.plan.parts:
                 if part.table == number:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from shoal.ops.pool import bags_of
+from shoal.ops.pool import bags_of, remembers
 from shoal.table.below import Below, Staged
 from shoal.table.leaving import Departures
 from shoal.table.plan import Plan
@@ -29,10 +28,6 @@ def address_of(values: Tensor) -> tuple[int, int]:
     return values.data_ptr(), values.numel()
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
 class HostStaging:
     """One batch on its way. `answers` says what the storages below said of its keys, by table."""
 
@@ -43,26 +38,36 @@ class HostStaging:
         self.address = address_of(values)
         self.answers: dict[int, Staged] = {}
         self._values = values  # kept: no other batch may have its place
-        self._as_found = values.clone(), offsets.clone()  # a loop may change them on the way
+        self.is_found = False
         group._in_own_process()
         group.indexes.lock_shared()
         try:
             self.plan = group._plan(names)
             self.bags = bags_of(values, offsets, None, len(names), self.plan.copies)
-            lacking = self.plan.lookup.find(self.bags, _THREADS)
-            parts: dict[int, list[tuple[int, int]]] = {}
-            for part, lacks in zip(self.plan.parts, lacking, strict=True):
-                if lacks and group.tables[part.table].below is not None:
-                    parts.setdefault(part.table, []).append((part.source, part.copy))
-            self._lacking = list(parts)
-            self._missing = self.bags.missing(list(parts.values()), _THREADS)
-            for at, number in enumerate(self._lacking):
-                below = group.below(number)
-                self.answers[number] = below.stage(self._missing.keys(at), ahead=True)
+            self.bags.forget_slots()
+            # From here on a row that it finds stays, or the epoch is another.
             self._epochs = self._epochs_now()
             group.staged[self.address] = self
         finally:
             group.indexes.unlock()
+        try:
+            self._find()
+        except BaseException:
+            self.release()
+            raise
+
+    def _find(self) -> None:
+        self.bags.remember()  # a loop may change them on the way
+        lacking = self.plan.lookup.find(self.bags, self.group.indexes)
+        parts: dict[int, list[tuple[int, int]]] = {}
+        for part, lacks in zip(self.plan.parts, lacking, strict=True):
+            if lacks and self.group.tables[part.table].below is not None:
+                parts.setdefault(part.table, []).append((part.source, part.copy))
+        self._lacking = list(parts)
+        self._missing = self.bags.missing(list(parts.values()), _THREADS)
+        for at, number in enumerate(self._lacking):
+            self.answers[number] = self.group.below(number).stage(self._missing.keys(at), ahead=True)
+        self.is_found = True
 
     def _epochs_now(self) -> list[int]:
         return [self.group.tables[part.table].epoch for part in self.plan.parts]
@@ -70,11 +75,7 @@ class HostStaging:
     def is_still_right(self, plan: Plan, values: Tensor, offsets: Tensor) -> bool:
         """Whether the slots that were found are those of a lookup with that plan and these tensors. Keys that had none
         may have one by now."""
-        return (
-            plan is self.plan
-            and self._epochs_now() == self._epochs
-            and all(map(_is_same, (values, offsets), self._as_found))
-        )
+        return plan is self.plan and self._epochs_now() == self._epochs and remembers(self.bags, values, offsets)
 
     def read(self) -> None:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
@@ -141,5 +142,5 @@ class HostStaging:
         """It is not needed any more: its rows may leave."""
         if self.group.staged.get(self.address) is self:
             self.group.staged.pop(self.address, None)
-        for number, staged in self.answers.items():
+        for number, staged in tuple(self.answers.items()):  # its own thread may still be adding to them
             self.group.below(number).unstage(staged)

@@ -35,6 +35,11 @@ def bind_again(bags: _native.Bags, values: Tensor, offsets: Tensor, weights: Ten
     bags.bind_again(_integers(values), _integers(offsets), _address(weights))
 
 
+def remembers(bags: _native.Bags, values: Tensor, offsets: Tensor) -> bool:
+    """Whether these are the keys and offsets, number for number, that `bags.remember` kept."""
+    return bags.remembers(_integers(values), _integers(offsets))
+
+
 def _output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     if rows * columns * dtype.itemsize < _KEPT_FROM_BYTES:
         return torch.empty(rows, columns, dtype=dtype, device="cpu")
