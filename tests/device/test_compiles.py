@@ -57,7 +57,7 @@ def compiled(launch, names):
 def _located(rows):
     """What follows an index below that was built anew."""
     from shoal.ops.launch import Launch
-    from shoal.ops.tier.triton import locate
+    from shoal.ops.move.triton import locate
 
     arguments = (rows.anchor, rows.above.index.tables, rows.index.tables, rows.storage.homes, 0)
     return Launch(locate, (1,), arguments, {"SLAB_BITS": 15, "BLOCK": 32}, {"num_warps": 1})

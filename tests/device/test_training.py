@@ -51,6 +51,15 @@ def test_every_optimizer_does_what_it_does_in_host_memory(optimizer):
     twins.check()
 
 
+@pytest.mark.parametrize("optimizer", LIMITS.values(), ids=LIMITS)
+def test_gradients_that_are_rounded_products_are_finite(optimizer):
+    """A third of a gradient is rounded; a kernel that multiplies again, and finds a difference, must not wonder."""
+    twins = Twins(Table("t", 3, pooling="mean", optimizer=optimizer))
+    for step in range(2):
+        twins.step(kjt({"t": [[1, 2, 3], [4, 5, 6, 7, 8, 9], [1, 1, 2]]}, weights=0.3), seed=step)
+        twins.check()
+
+
 def test_tables_of_many_optimizers_and_dims_train_in_one_collection():
     kinds = ["Adam", "Ftrl", "Assign mean", "momentum", "PartialRowwiseAdam", "RowwiseAdagrad"]
     tables = [Table(kind, dim, optimizer=OPTIMIZERS[kind]) for kind, dim in zip(kinds, DIMS, strict=True)]

@@ -230,6 +230,9 @@ def test_a_storage_of_ones_own_is_closed_and_may_hold_rows_already():
     closed = []
 
     class Kept(MemoryStorage):
+        def flush(self):
+            closed.append("flushed")
+
         def close(self):
             closed.append(self)
 
@@ -240,7 +243,7 @@ def test_a_storage_of_ones_own_is_closed_and_may_hold_rows_already():
     rows = first.table("t").lookup(keys)
     del first
     gc.collect()
-    assert closed == [storage]
+    assert closed == ["flushed", storage]
     second = collection([{"name": "t", "dim": 4}], [shoal.Dram(SMALL), lambda _row_bytes: storage])
     assert len(second.table("t")) == len(keys)
     assert torch.equal(second.table("t").lookup(keys), rows)
@@ -391,8 +394,9 @@ def test_eval_lookups_that_fail_leave_nothing_behind():
     train([bags], torch.Generator().manual_seed(0), 30)
     below.storage.fails = "read"
     for _ in range(3):
-        with pytest.raises(OSError, match="EIO"), torch.no_grad():
+        with pytest.raises(OSError, match="EIO") as raised, torch.no_grad():
             bags.eval()(kjt({"t": [list(range(100))]}))
+        assert raised.value.__notes__ == ["[table 't'] raised by its lowest tier: Moody.read."]
     assert not below._staged
 
 
@@ -403,7 +407,7 @@ def test_a_load_that_fails_leaves_an_empty_table_and_says_so():
     below.storage.fails = "write"
     with pytest.raises(OSError, match="EIO") as raised:
         bags.load_state_dict(plain.state_dict())
-    assert "is empty now. Load it again" in raised.value.__notes__[0]
+    assert "is empty now. Load it again" in raised.value.__notes__[-1]
     below.storage.fails = ""
     assert len(bags.table("t")) == len(bags.table("t").keys()) == 0
     bags.load_state_dict(plain.state_dict())

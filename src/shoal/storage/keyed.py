@@ -37,7 +37,7 @@ class Storage(ABC):
         self.erase(self.keys())
 
     def flush(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Be done with what was written."""
+        """Be done with what was written. Called before `close`; reads must see what was written without it."""
 
     def close(self) -> None:  # noqa: B027
         """Let everything go. Nothing is called after it."""

@@ -3,7 +3,8 @@
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Ssd, Table
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.storage import SsdStorage, Storage
 from shoal.table.content import TierStats
 
@@ -121,7 +122,9 @@ class Below:
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of keys, all different, and whether each has one."""
         begin = time.perf_counter()
-        rows, found = self._checked(self.storage.read(keys), len(keys))
+        with self._named("read"):
+            answer = self.storage.read(keys)
+        rows, found = self._checked(answer, len(keys))
         self._count(found, time.perf_counter() - begin)
         return rows, found
 
@@ -174,7 +177,8 @@ class Below:
     def write(self, keys: Tensor, rows: Tensor) -> None:
         """Put rows in place of those that the keys had. REQUIRES: `writing` is held."""
         begin = time.perf_counter()
-        self.storage.write(keys, rows)
+        with self._named("write"):
+            self.storage.write(keys, rows)
         self._write_seconds += time.perf_counter() - begin
         self._written += len(keys)
 
@@ -189,14 +193,16 @@ class Below:
         """Remove the rows of keys, all different."""
         with self.writing:
             try:
-                self.storage.erase(keys)
+                with self._named("erase"):
+                    self.storage.erase(keys)
             finally:
                 self.spoil(keys)  # behind it: who was staged meanwhile may have read them
 
     def clear(self) -> None:
         """Remove every row."""
         with self.writing:
-            self.storage.clear()
+            with self._named("clear"):
+                self.storage.clear()
             self._staged.clear()
 
     def spoil(self, keys: Tensor) -> None:
@@ -250,6 +256,18 @@ class Below:
             read_seconds=self._read_seconds,
             write_seconds=self._write_seconds,
         )
+
+    @contextmanager
+    def _named(self, call: str) -> Iterator[None]:
+        """Say whose storage it was that raised."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, ShoalError):  # ours say so themselves
+                error.add_note(
+                    f"[table {self._name!r}] raised by its lowest tier: {type(self.storage).__name__}.{call}."
+                )
+            raise
 
     def _checked(self, answer: Any, n: int) -> tuple[Tensor, Tensor]:
         """What a storage returned, if it is rows and a mask."""

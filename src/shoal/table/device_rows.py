@@ -26,8 +26,8 @@ from shoal.ops.apply.triton import COUNT_COLUMNS
 from shoal.ops.birth import triton as birth_kernels
 from shoal.ops.find.triton import MOST_ROWS
 from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
+from shoal.ops.move import triton as moves
 from shoal.ops.rows import triton as row_kernels
-from shoal.ops.tier import triton as tier_kernels
 from shoal.storage.hbm import HbmStorage, Layout
 from shoal.storage.pinned import pinned_bytes
 from shoal.table.device_tiers import UpperTier
@@ -464,7 +464,7 @@ class DeviceRows:
         held, tiers = self.storage.families[family], self._above.tiers
         layout = held.layout
         return Launch(
-            tier_kernels.bear,
+            moves.bear,
             (v.walkers,),
             (
                 self.anchor, self.storage.slabs, self.storage.homes, self.index.tables, tiers, self.inits,

@@ -1,4 +1,4 @@
-"""The tier above: copies, in device memory, of rows that live in pinned host memory; see ops/tier/triton.py.
+"""The tier above: copies, in device memory, of rows that live in pinned host memory; see ops/tier and ops/move.
 
 Its index holds the keys whose rows are above. Slots that no key has are in a ring for each table; keys that were not
 used for longest give theirs up when it runs dry. Nothing of that asks the host.
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.index.device import BUCKET_BYTES, ENTRIES, WALKERS, DeviceIndex
 from shoal.ops.launch import Launch, Variable, blocks, power_of_two
+from shoal.ops.move import triton as moves
 from shoal.ops.tier import triton as kernels
 from shoal.storage.hbm import DIRTY_FLAG, HbmStorage, Layout
 
@@ -108,7 +109,7 @@ class UpperTier:
         for table, seen in self._followed.items():
             moved = self._below.moved[table]
             if moved != seen and (entries := self.index.bytes(table) // BUCKET_BYTES * ENTRIES):
-                kernels.locate[(blocks(entries, _LIST_BLOCK),)](
+                moves.locate[(blocks(entries, _LIST_BLOCK),)](
                     self.anchor, self.index.tables, self._below.tables, self._storage.homes, table,
                     SLAB_BITS=self._storage.slab_bits, BLOCK=_LIST_BLOCK, num_warps=1,
                 )  # fmt: skip
@@ -314,20 +315,20 @@ class UpperTier:
             rehomed |= {"AGES": self._tells_ages, "BLOCK": _LIST_BLOCK}
             launches += [
                 Launch(
-                    kernels.step_aside, (v.walkers,),  # most often there is none, and the list must be walked
+                    moves.step_aside, (v.walkers,),  # most often there is none, and the list must be walked
                     (*held, self._below.tables, self.tiers, *self._seated(v), family), shape, {"num_warps": warps},
                 ),
                 self._walk(
-                    kernels.rehome,
+                    moves.rehome,
                     (*held, self._below.tables, self.tiers, *self._seated(v), family, v.pinned_from), v, **rehomed,
                 ),
                 Launch(
-                    kernels.exchange, (v.movers,), (*held, self._below.tables, *self._seated(v), family), shape,
+                    moves.exchange, (v.movers,), (*held, self._below.tables, *self._seated(v), family), shape,
                     {"num_warps": warps},
                 ),
             ]  # fmt: skip
             arguments = (*held, self.index.tables, self.tiers, self._numbers, asked.counts, family)
-            launches.append(self._sweep(kernels.flush, arguments, v, warps, **shape))
+            launches.append(self._sweep(moves.flush, arguments, v, warps, **shape))
         swept = (self.anchor, self.index.tables, self.tiers, self._numbers, asked.counts)
         return [
             *launches,

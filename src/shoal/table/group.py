@@ -8,6 +8,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -122,8 +123,10 @@ class LossScale(Protocol):
 
 def _close(storages: Sequence[Storage], process: int) -> None:
     if os.getpid() == process:  # a forked child has no part in them
-        for storage in storages:
-            storage.close()
+        with ExitStack() as last_calls:  # all of them, even if one raises
+            for storage in storages:
+                last_calls.callback(storage.close)
+                last_calls.callback(storage.flush)  # before it
 
 
 def close_in_the_end(group: "Group", storages: Sequence[Storage]) -> None:

@@ -102,7 +102,7 @@ def apply_rows(
     settings = hyper + table * HYPER_COLUMNS
     erased = do & ((flags & ERASED) != 0)
     going = do & (erased == 0)
-    finite = gradient - gradient == 0.0
+    finite = tl.abs(gradient) < float("inf")  # x - x would be fused with the product that made x, and not be zero
     if PLAIN == 0:
         finite = tl.where(do[:, None] & inside, finite, True)
         top = tl.load(settings + CLIP_VALUE, mask=do, other=0.0).to(tl.float32)[:, None]

@@ -1,1 +1,1 @@
-"""Rows between device memory and pinned host memory."""
+"""Keys between device memory and pinned host memory."""

@@ -1,0 +1,1 @@
+"""Rows between device memory and pinned host memory."""
