@@ -381,7 +381,7 @@ class Stages:
     """Stages a batch, or raises."""
 
     device = torch.device("cpu")
-    waits = False
+    waits = reads_alone = False
 
     def __init__(self, error=None, at=None):
         self.error, self.at = error, at
@@ -420,3 +420,154 @@ def test_an_interrupt_in_the_loops_thread_ends_the_loop():
             time.sleep(0.1)  # others come
     loop.close()
     assert bags.staged == bags.released
+
+
+class Waits(MemoryStorage):
+    """A storage whose calls by some threads wait for an event."""
+
+    def __init__(self, row_bytes):
+        super().__init__(row_bytes)
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.call = self.thread = None
+
+    def _wait(self, call):
+        if call == self.call and self.thread in (None, threading.current_thread().name):
+            self.began.set()
+            assert self.goes_on.wait(30)
+
+    def read(self, keys):
+        self._wait("read")
+        return super().read(keys)
+
+    def write(self, keys, rows):
+        self._wait("write")
+        super().write(keys, rows)
+
+
+KEY = 10**6
+
+
+def with_key_below():
+    """A collection and its equal without tiers, trained until a key has left memory, and more batches for that."""
+    plain, tiers = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), Waits])
+    others = iter([kjt({"t": [range(first, first + 100)]}) for first in range(0, 50_000, 100)])
+
+    def step(batch):
+        for bags in (plain, tiers):
+            bags(batch).values().sum().backward()
+
+    def let_leave():
+        while bool((tiers._group.tables[0].find(torch.tensor([KEY])) >= 0).any()):
+            step(next(others))
+
+    step(kjt({"t": [[KEY]]}))
+    let_leave()
+    return plain, tiers, tiers._group.tables[0].below, step, let_leave
+
+
+def test_a_row_that_changes_and_leaves_between_find_and_read_is_read_as_it_is_then(monkeypatch):
+    plain, tiers, below, step, let_leave = with_key_below()
+    found, asks = threading.Event(), threading.Event()
+    ask = below._ask
+
+    def late(*arguments, **settings):
+        if threading.current_thread().name == "finder":
+            found.set()
+            assert asks.wait(30)
+        ask(*arguments, **settings)
+
+    monkeypatch.setattr(below, "_ask", late)
+    batch, placed = kjt({"t": [[KEY]]}), []
+
+    def stage():
+        placed.append(tiers.stage(batch))
+        placed[0].read()
+
+    finder = threading.Thread(target=stage, name="finder")
+    finder.start()
+    assert found.wait(30)
+    step(kjt({"t": [[KEY]]}))  # up again, and changed
+    below.storage.call, below.storage.thread = "write", "leaver"
+    leaver = threading.Thread(target=let_leave, name="leaver")
+    leaver.start()
+    assert below.storage.began.wait(30)  # those who listen have heard of it, and it is not written
+    asks.set()
+    finder.join()
+    below.storage.goes_on.set()
+    leaver.join()
+    placed[0].place(lambda: False)
+    assert_equal_outputs([plain(batch), tiers(batch)])
+    assert_same_rows(plain, tiers)
+    placed[0].release()
+
+
+@pytest.mark.parametrize("what", ["load", "release"])
+def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, monkeypatch):
+    plain, tiers, below, step, let_leave = with_key_below()
+    wants_alone, goes_on = threading.Event(), threading.Event()
+    alone, batch = tiers._group._lock_alone, kjt({"t": [[KEY]]})
+
+    def late():
+        if threading.current_thread().name == "eval":
+            wants_alone.set()
+            assert goes_on.wait(30)
+        alone()
+
+    monkeypatch.setattr(tiers._group, "_lock_alone", late)
+    placed = tiers.stage(batch) if what == "release" else None
+    if placed is not None:
+        placed.read()
+        below.storage.call, below.storage.thread = "read", "eval"
+    look = (["t"], batch.values(), batch.offsets(), None, 8, False, False, torch.float32)
+    reader = threading.Thread(target=lambda: tiers._group.lookup(*look), name="eval")
+    reader.start()
+    if placed is None:
+        assert wants_alone.wait(30)
+        plain.table("t").assign(torch.tensor([KEY]), torch.ones(1, 8))
+        tiers.load_state_dict(plain.state_dict())
+    else:
+        placed.release()
+        below.storage.goes_on.set()
+        assert wants_alone.wait(30)
+        assert not tiers._group.staged
+        step(kjt({"t": [[KEY]]}))
+        let_leave()
+    assert_equal_outputs([plain(batch), tiers(batch)])
+    goes_on.set()
+    reader.join()
+    assert_same_rows(plain, tiers)
+    assert staged(tiers) == ({}, {})
+
+
+def test_depth_hides_a_storages_latency():
+    """As many reads are under way as batches, and batches come in order."""
+    at_a_time, lock = [0, 0], threading.Lock()
+
+    class Remote(MemoryStorage):
+        def read(self, keys):
+            with lock:
+                at_a_time[0] += 1
+                at_a_time[1] = max(at_a_time)
+            time.sleep(0.02 + 0.02 * (int(keys[0]) % 2))
+            with lock:
+                at_a_time[0] -= 1
+            return super().read(keys)
+
+    plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram("128KiB"), Remote])
+    some = [kjt({"t": [range(50 * n, 50 * n + 50)]}) for n in range(40)]
+    wanted, got = train(plain, some), train(ahead, shoal.prefetch(some, ahead, depth=4))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+    assert at_a_time[1] >= 3
+
+
+@pytest.mark.parametrize("found", [None, {"t": 1}, torch.ones(3)], ids=["None", "dict", "tensor"])
+def test_what_is_no_batch_of_features_is_said(found):
+    bags = collection([TABLE])
+    with pytest.raises(InputError, match=r"features: wanted the KeyedJaggedTensor .* got"):
+        list(shoal.prefetch(batches(3), bags, features=lambda _batch: found))
+
+
+def test_features_that_stop_an_iteration_do_not_end_the_loop_in_silence():
+    with pytest.raises(RuntimeError, match="features raised StopIteration"):
+        list(shoal.prefetch(batches(3), collection([TABLE]), features=lambda _batch: next(iter(()))))

@@ -4,6 +4,7 @@ import copy
 import gc
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -398,6 +399,59 @@ def test_eval_lookups_that_fail_leave_nothing_behind():
             bags.eval()(kjt({"t": [list(range(100))]}))
         assert raised.value.__notes__ == ["[table 't'] raised by its lowest tier: Moody.read."]
     assert not below._staged
+
+
+def test_a_clear_that_fails_leaves_no_way_to_rows_that_are_gone():
+    tables = [{"name": name, "dim": 4} for name in ("x", "y")]
+    plain, bags = collection(tables), collection(tables, [shoal.Dram(SMALL), Moody])
+    for first in range(0, 3000, 100):
+        batch = kjt({name: [range(first, first + 100)] for name in ("x", "y")})
+        for module in (plain, bags):
+            module(batch).values().sum().backward()
+    bags._group.tables[1].below.storage.fails = "erase"
+    with pytest.raises(OSError, match="EIO") as raised:
+        bags.load_state_dict(plain.state_dict())
+    assert any("rows of 'x' are gone already" in note for note in raised.value.__notes__)
+    bags._group.tables[1].below.storage.fails = ""
+    new = collection(tables)
+    for first in range(0, 3000, 100):  # x is empty, and everything goes on
+        batch = kjt({name: [range(first, first + 100)] for name in ("x", "y")})
+        outs = [module(batch) for module in (new, bags)]
+        assert torch.equal(*[out["x"] for out in outs])
+        outs[0].values().sum().backward()
+        outs[1].values().sum().backward()
+    bags.load_state_dict(plain.state_dict())
+    assert_same_rows(plain, bags)
+
+
+def test_a_fill_that_fails_while_a_batch_is_staged_leaves_no_way_to_rows_that_are_gone():
+    plain, new = collection([{"name": "t", "dim": 6}]), collection([{"name": "t", "dim": 6}])
+    bags, below = moody()
+    batches = [kjt({"t": [range(first, first + 100)]}) for first in range(0, 3000, 100)]
+    for batch in batches:
+        for module in (plain, bags):
+            module(batch).values().sum().backward()
+    staged = []
+    write = below.storage.write
+
+    def stage_and_fail(*_arguments):
+        finder = threading.Thread(target=lambda: staged.append(bags.stage(batches[0])))
+        finder.start()
+        finder.join()
+        raise OSError(28, "ENOSPC")
+
+    below.storage.write = stage_and_fail
+    with pytest.raises(OSError, match="ENOSPC"):
+        bags.load_state_dict(plain.state_dict())
+    below.storage.write = write
+    assert staged and not bags._group.staged
+    for batch in batches:
+        outs = [module(batch).values() for module in (new, bags)]
+        assert torch.equal(*outs)
+        for out in outs:
+            out.sum().backward()
+    keys = torch.arange(3000)
+    assert torch.equal(new.table("t").lookup(keys), bags.table("t").lookup(keys))
 
 
 def test_a_load_that_fails_leaves_an_empty_table_and_says_so():

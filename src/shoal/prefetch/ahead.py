@@ -1,17 +1,19 @@
 """A loader whose batches find their rows in the top tier.
 
 One thread takes batches from the loader, up to `depth` ahead of the loop, and finds which rows are not in the top tier;
-another reads these; a third puts them there. Each goes on to the next batch meanwhile. They place, and nothing else:
+others read these, for several batches at a time, so that `depth` hides a storage's latency; one more puts them there.
+Each goes on to the next batch meanwhile. They place, and nothing else:
 with and without them a run is the same, bit for bit. A batch that could not be placed, for want of room or because a
 disk failed, is handed on all the same: its lookup brings the rows itself, or says what is wrong.
 """
 
 import atexit
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,8 +28,12 @@ BatchT = TypeVar("BatchT")
 
 # How often a thread that waits for room looks whether there is some.
 _LOOK_SECONDS = 0.02
-# A loader that does not answer is left alone after so long.
+# Batches that are read at a time.
+_MOST_READERS = 8
+# A loader that does not answer is left alone after so long; the other threads, which may wait for a lock that whoever
+# closes has, sooner: they end when they can, and let go what they have.
 _JOIN_SECONDS = 10.0
+_JOIN_OTHERS_SECONDS = 1.0
 
 
 class Stages(Protocol):
@@ -47,6 +53,7 @@ class _Together:
     def __init__(self, parts: Sequence[Staging]) -> None:
         self._parts = parts
         self.waits = any(part.waits for part in parts)
+        self.reads_alone = any(part.reads_alone for part in parts)
 
     def read(self) -> None:
         for part in self._parts:
@@ -69,6 +76,7 @@ def _close_all() -> None:
     """Threads that come back from the core when the interpreter is going would end the process."""
     for run in list(_running):
         run.close()
+        run.await_threads(_JOIN_SECONDS)
 
 
 @dataclass(eq=False)
@@ -79,6 +87,7 @@ class _Ahead(Generic[BatchT]):
     placed: Staging | None
     ready: Events  # on devices
     is_between: bool = False  # the threads
+    is_read: bool = False  # or was tried
     is_placed: bool = False  # or was tried
 
     def release(self) -> None:
@@ -122,11 +131,9 @@ class _Run(Generic[BatchT]):
         self._in_use: _Ahead[BatchT] | None = None
         self._is_awaited = self._is_closed = False
         self._error: BaseException | None = None
-        works = (
-            ("find", self._find_all),
-            ("read", lambda: self._pass_on(self._found, self._read, lambda placed: placed.read())),
-            ("place", lambda: self._pass_on(self._read, self._ready, self._place)),
-        )
+        self._readers = min(depth, _MOST_READERS)
+        self._reading_alone = threading.Lock()
+        works = [("find", self._find_all), *[("read", self._read_all)] * self._readers, ("place", self._place_all)]
         _running.add(self)
         self._threads = [
             threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True) for name, work in works
@@ -168,15 +175,25 @@ class _Run(Generic[BatchT]):
             for waited in (self._taken, self._room, *(line.came for line in self._lines)):
                 waited.notify_all()
         try:
-            for thread in self._threads:
-                if thread is not threading.current_thread():  # who collects garbage may be any of them
-                    thread.join(_JOIN_SECONDS)
+            self._join(self._threads[0], _JOIN_SECONDS)
+            self.await_threads(_JOIN_OTHERS_SECONDS)
         finally:
             self._let_go()
             for line in self._lines:
                 for ahead in line.batches:
                     ahead.release()
             self._streams.close()
+
+    def await_threads(self, seconds: float) -> None:
+        """Wait until they ended, or so long."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            self._join(thread, max(end - time.monotonic(), 0.0))
+
+    @staticmethod
+    def _join(thread: threading.Thread, seconds: float) -> None:
+        if thread is not threading.current_thread():  # who collects garbage may be any of them
+            thread.join(seconds)
 
     def _let_go(self) -> None:
         if self._in_use is not None:
@@ -196,6 +213,9 @@ class _Run(Generic[BatchT]):
                         break
                     placed = self._stage(batch)
                     self._send(_Ahead(batch, placed, self._streams.ready()))
+        except StopIteration as error:  # not the loader's: in the loop it would look like its end
+            self._error = RuntimeError("[prefetch] features raised StopIteration.")
+            self._error.__cause__ = error
         except BaseException as error:
             self._error = error
         finally:
@@ -238,24 +258,49 @@ class _Run(Generic[BatchT]):
             where.has_ended = True
             where.came.notify()
 
-    def _pass_on(
-        self,
-        source: _Line[BatchT],
-        to: _Line[BatchT],
-        work: Callable[[Staging], None],
-    ) -> None:
-        """Do something with what comes to one list, and put it into the next."""
+    def _read_all(self) -> None:
+        """Read what is found. Batches are in the next line from their begin on, or one that is read sooner than another
+        would overtake it."""
+        found, read = self._found, self._read
         while True:
             with self._lock:
-                source.came.wait_for(lambda: source.batches or source.has_ended or self._is_closed)
-                if self._is_closed or not source.batches:
+                found.came.wait_for(lambda: found.batches or found.has_ended or self._is_closed)
+                if self._is_closed or not found.batches:
                     break
-                ahead = source.batches.popleft()
+                ahead = found.batches.popleft()
+                read.batches.append(ahead)
             if ahead.placed is not None:
-                self._work(ahead, partial(work, ahead.placed))
-            ahead.is_placed = to is self._ready
-            self._put(to, ahead)
-        self._end(to)
+                with self._reading_alone if ahead.placed.reads_alone else nullcontext():
+                    self._work(ahead, ahead.placed.read)
+            with self._lock:
+                ahead.is_read = True
+                read.came.notify()
+        with self._lock:
+            self._readers -= 1
+            found.came.notify()  # another reader may wait for what will not come
+        if not self._readers:
+            self._end(read)
+
+    def _place_all(self) -> None:
+        """Place what is read."""
+        read = self._read
+        while True:
+            with self._lock:
+                read.came.wait_for(
+                    lambda: (
+                        (read.batches and read.batches[0].is_read)
+                        or (read.has_ended and not read.batches)
+                        or self._is_closed
+                    )
+                )
+                if self._is_closed or not read.batches:
+                    break
+                ahead = read.batches.popleft()
+            if ahead.placed is not None:
+                self._work(ahead, partial(ahead.placed.place, self._may_wait))
+            ahead.is_placed = True
+            self._put(self._ready, ahead)
+        self._end(self._ready)
 
     def _work(self, ahead: _Ahead[BatchT], work: Callable[[], None]) -> None:
         try:
@@ -265,9 +310,6 @@ class _Run(Generic[BatchT]):
             ahead.release()
             if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
                 raise  # whoever interrupts the loop means it
-
-    def _place(self, placed: Staging) -> None:
-        placed.place(self._may_wait)
 
     def _may_wait(self) -> bool:
         """Wait for batches before this one to let their rows go, unless the loop waits for this one."""
@@ -313,6 +355,12 @@ class Prefetch(Generic[BatchT]):
                 f"[prefetch] features: wanted a KeyedJaggedTensor, or a list with one for each of the "
                 f"{len(self._bags)} collections; got {len(each)}."
             )
+        for features in each:
+            if not callable(getattr(features, "lengths", None)):
+                raise InputError(
+                    f"[prefetch] features: wanted the KeyedJaggedTensor that a collection will be called with; got "
+                    f"{type(features).__name__}. Pass prefetch(..., features=a function that finds it in a batch)."
+                )
         parts: list[Staging] = []
         try:
             for bags, features in zip(self._bags, each, strict=True):
@@ -334,7 +382,12 @@ def prefetch(
     bags: a collection, or a list of several.
     features: finds a batch's KeyedJaggedTensor, the one that the collections will be called with, or a list with one
         for each; by default the batch is it.
-    depth: batches that are on their way at a time. Their rows hold places in memory; where all of it is held, it waits.
+    depth: batches that are on their way at a time, and at most eight are read at a time, so it should be as many steps
+        as a read takes, and one more. Their rows hold places in memory; where all of it is held, they wait outside of
+        its budget.
+
+    The loader runs in a thread, ahead of the loop: one that draws from torch's global generator draws before the loop
+    does. Give it a generator of its own.
 
     For collections on a GPU, batches of the host are moved there, in place. The loader runs in a thread, and its work
     on the GPU on a stream of its own; the loop's stream waits for the batch it is given.

@@ -35,7 +35,7 @@ class Staged:
         self._found = torch.zeros(0, dtype=torch.bool, device="cpu")
         self._spoiled: list[Tensor] = []
         self._has = 0
-        self._is_answered = False
+        self._is_answered = self._is_void = False
 
     def set(self, rows: Tensor, found: Tensor) -> None:
         """The answer, in the order of `keys`."""
@@ -52,10 +52,16 @@ class Staged:
         """Hear that these keys are written or erased."""
         self._spoiled.append(keys)
 
+    def spoil_all(self) -> None:
+        """Hear that every key is erased."""
+        self._is_void = True
+
     @property
     def is_spoiled(self) -> bool:
         """Whether that concerns any of its keys."""
-        return bool(self._spoiled) and bool(torch.isin(torch.cat(self._spoiled), self.asked).any())
+        if self._is_void or not self._spoiled:
+            return self._is_void
+        return bool(torch.isin(torch.cat(self._spoiled), self.asked).any())
 
     @property
     def found(self) -> int:
@@ -64,7 +70,7 @@ class Staged:
 
     def known(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each key's answer still holds, and where it is."""
-        if not len(self._found):
+        if self._is_void or not len(self._found):
             return torch.zeros(len(keys), dtype=torch.bool, device="cpu"), torch.zeros_like(keys)
         at = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
         holds = self.keys[at] == keys
@@ -78,7 +84,7 @@ class Staged:
 
     def place(self) -> tuple[Tensor, Tensor]:
         """The keys that were found and not spoiled, and their rows, which are the caller's from here on."""
-        if not self._spoiled and self._has == len(self.keys):
+        if not self._spoiled and not self._is_void and self._has == len(self.keys):
             keys, rows = self.keys, self._rows
             self.keys = keys[:0]
             self.set(rows[:0], self._found[:0])
@@ -116,7 +122,7 @@ class Below:
         self.writing = threading.Lock()
         self._counting = threading.Lock()
         self._budget = tier.bytes if isinstance(tier, Ssd) else None
-        self._asked = self._found = self._written = 0
+        self._asked = self._found = self._written = self._reads = self._writes = 0
         self._read_seconds = self._write_seconds = 0.0
 
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,6 +157,7 @@ class Below:
         has = int(found.sum())
         with self._counting:
             self._read_seconds += seconds
+            self._reads += 1
             self._asked += len(found)
             self._found += has
 
@@ -180,6 +187,7 @@ class Below:
         with self._named("write"):
             self.storage.write(keys, rows)
         self._write_seconds += time.perf_counter() - begin
+        self._writes += 1
         self._written += len(keys)
 
     def contains(self, keys: Tensor) -> Tensor:
@@ -203,7 +211,8 @@ class Below:
         with self.writing:
             with self._named("clear"):
                 self.storage.clear()
-            self._staged.clear()
+            for staged in tuple(self._staged.values()):
+                staged.spoil_all()
 
     def spoil(self, keys: Tensor) -> None:
         """Rows of these keys that were read ahead are no longer what the storage has."""
@@ -253,6 +262,8 @@ class Below:
             misses=self._asked - self._found,
             read_bytes=disk.read_bytes if disk else self._found * self.row_bytes,
             written_bytes=disk.written_bytes + disk.collected_bytes if disk else self._written * self.row_bytes,
+            reads=self._reads,
+            writes=self._writes,
             read_seconds=self._read_seconds,
             write_seconds=self._write_seconds,
         )

@@ -97,9 +97,9 @@ class DeviceGroup(Group):
             try:
                 self.tables[number].fill(content)
             except BaseException as error:
-                self.tables[number].clear()
                 name = self.tables[number].config.name
                 error.add_note(f"[table {name!r}] it was being loaded, and is empty now. Load it again.")
+                self.clear([number])  # and whoever was staged meanwhile
                 raise
 
     def _make_plan(self, names: tuple[str, ...]) -> DevicePlan:
@@ -169,9 +169,11 @@ class DeviceGroup(Group):
         self._streams.follow(alone)
 
     def clear(self, numbers: Sequence[int]) -> None:
-        super().clear(numbers)
-        for staging in tuple(self.staged.values()):  # they know rows that are no more
-            staging.release()
+        try:
+            super().clear(numbers)
+        finally:
+            for staging in tuple(self.staged.values()):  # they know rows that are no more
+                staging.release()
 
     def _updating(self) -> Held:
         """Alone, and beside rows that are placed ahead."""

@@ -34,7 +34,7 @@ class DeviceStaging:
     def __init__(self, group: "DeviceGroup", plan: DevicePlan, values: Tensor, offsets: Tensor) -> None:
         self.group = group
         self.plan = plan
-        self.waits = plan.deep
+        self.waits = self.reads_alone = plan.deep
         self.values, self.offsets = values.contiguous(), offsets.contiguous()
         self.answers: dict[int, Staged] = {}
         self.births: dict[int, int] = {}  # of its keys those that had no row, by table

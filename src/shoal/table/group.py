@@ -93,6 +93,7 @@ class Staging(Protocol):
     """A batch whose rows come to the top tier ahead of its lookup. It changes no result."""
 
     waits: bool  # whether `read` or `place` may wait, for a storage or for room
+    reads_alone: bool  # whether others may not be read beside it
 
     def read(self) -> None:
         """Read them from below."""
@@ -284,9 +285,19 @@ class Group(ABC):
     def clear(self, numbers: Sequence[int]) -> None:
         """Forget all rows of some tables, and every forward that waits for its backward. Call while writing."""
         self._leases.clear()
-        for number in numbers:
-            self.tables[number].clear()
-        self._forget_plans()
+        empty: list[str] = []
+        try:
+            for number in numbers:
+                self.tables[number].clear()
+                empty.append(self.tables[number].config.name)
+        except BaseException as error:
+            if empty:
+                error.add_note(
+                    f"[{self.name}] rows of {', '.join(map(repr, empty))} are gone already. Load them again."
+                )
+            raise
+        finally:
+            self._forget_plans()
 
     def _forget_plans(self) -> None:
         """They know where rows were."""
@@ -406,8 +417,8 @@ class Group(ABC):
         self._newest_plan = None if plan is None else (list(wanted), plan)
         if plan is None:
             plan = self._plans[wanted] = self._make_plan(wanted)
-            while len(self._plans) > _MOST_PLANS:
-                self._plans.pop(next(iter(self._plans)), None)
+            for oldest in list(self._plans)[:-_MOST_PLANS]:  # a copy: others make some meanwhile
+                self._plans.pop(oldest, None)
         return plan
 
     @staticmethod

@@ -76,6 +76,7 @@ class HostTable:
         self.epoch = 0  # changes when a key that had a slot has another one, or none
         self.fetched = 0  # positions of batches whose keys were below memory
         self._promotions = self._demotions = self._left = 0
+        self._is_being_filled = False  # then keys that come are not births
         self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
         self._rows = 0 if self.below is None else len(self.below.storage)
 
@@ -301,7 +302,8 @@ class HostTable:
         self._promotions += len(arrivals.keys) - arrivals.births
         if arrivals.births:
             self._rows += arrivals.births
-            self.counters.add("births", arrivals.births)
+            if not self._is_being_filled:
+                self.counters.add("births", arrivals.births)
 
     def tick(self) -> None:
         """A batch begins: what it uses is younger than what others used."""
@@ -562,6 +564,13 @@ class HostTable:
 
     def fill(self, content: TableContent) -> None:
         """Have that content. REQUIRES: the table is empty."""
+        self._is_being_filled = True
+        try:
+            self._fill(content)
+        finally:
+            self._is_being_filled = False
+
+    def _fill(self, content: TableContent) -> None:
         for some in torch.arange(len(content.keys), device="cpu").split(min(self._chunk(), len(content.keys)) or 1):
             slots = self.upsert(content.keys[some])
             self.storage.write(slots, content.weights[some].to(torch.float32))

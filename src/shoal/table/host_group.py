@@ -101,15 +101,15 @@ class HostGroup(Group):
         # These have one place for their rows, and no room for two sets of them.
         for number, content in contents.items():
             if number not in made:
-                self._fill(self.tables[number], content)
+                self._fill(number, content)
 
-    @staticmethod
-    def _fill(table: HostTable, content: TableContent) -> None:
+    def _fill(self, number: int, content: TableContent) -> None:
+        table = self.tables[number]
         try:
             table.fill(content)
         except BaseException as error:
-            table.clear()
             error.add_note(f"[table {table.config.name!r}] it was being loaded, and is empty now. Load it again.")
+            self.clear([number])  # and whoever was staged meanwhile
             raise
 
     def _forget_plans(self) -> None:
@@ -117,9 +117,13 @@ class HostGroup(Group):
             super()._forget_plans()
 
     def clear(self, numbers: Sequence[int]) -> None:
-        super().clear(numbers)
-        for staging in list(self.staged.values()):  # behind it: who was staged meanwhile knows rows that are no more
-            staging.release()
+        try:
+            super().clear(numbers)
+        finally:
+            for staging in list(
+                self.staged.values()
+            ):  # behind it: who was staged meanwhile knows rows that are no more
+                staging.release()
 
     def check(self) -> None:
         """Nothing: what goes wrong in host memory is raised at once."""
@@ -219,7 +223,7 @@ class HostGroup(Group):
                                 # Rows are to come into memory, which those who read beside each other may not do.
                                 alone = True
                                 if staging is not None:  # until then its rows stay
-                                    self.staged[staging.address] = staging
+                                    staging.put_back()
                                     staging = None
                                 continue
                         self._complete(batch, missing, asked or (staging.answers if staging else {}), alone)

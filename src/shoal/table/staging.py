@@ -32,21 +32,25 @@ class HostStaging:
     """One batch on its way. `answers` says what the storages below said of its keys, by table."""
 
     waits = True
+    reads_alone = False
 
     def __init__(self, group: "HostGroup", names: list[str], values: Tensor, offsets: Tensor) -> None:
         self.group = group
         self.address = address_of(values)
         self.answers: dict[int, Staged] = {}
         self._values = values  # kept: no other batch may have its place
-        self.is_found = False
+        self.is_found = self._is_released = False
         group._in_own_process()
         group.indexes.lock_shared()
         try:
             self.plan = group._plan(names)
             self.bags = bags_of(values, offsets, None, len(names), self.plan.copies)
             self.bags.forget_slots()
-            # From here on a row that it finds stays, or the epoch is another.
+            # From here on a row that it finds stays, or the epoch is another; and of one that it does not find it hears
+            # when it is written, even before it asks for it.
             self._epochs = self._epochs_now()
+            for number in {part.table for part in self.plan.parts if group.tables[part.table].below is not None}:
+                self.answers[number] = group.below(number).listen()
             group.staged[self.address] = self
         finally:
             group.indexes.unlock()
@@ -65,8 +69,10 @@ class HostStaging:
                 parts.setdefault(part.table, []).append((part.source, part.copy))
         self._lacking = list(parts)
         self._missing = self.bags.missing(list(parts.values()), _THREADS)
+        for number in set(self.answers).difference(self._lacking):
+            self.group.below(number).unstage(self.answers.pop(number))
         for at, number in enumerate(self._lacking):
-            self.answers[number] = self.group.below(number).stage(self._missing.keys(at), ahead=True)
+            self.group.below(number).ask(self.answers[number], self._missing.keys(at))
         self.is_found = True
 
     def _epochs_now(self) -> list[int]:
@@ -138,8 +144,15 @@ class HostStaging:
         if failed is not None:
             raise failed
 
+    def put_back(self) -> None:
+        """A lookup that took it will come again. Its owner may have released it meanwhile, and may do so now."""
+        self.group.staged[self.address] = self
+        if self._is_released:
+            self.release()
+
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
+        self._is_released = True
         if self.group.staged.get(self.address) is self:
             self.group.staged.pop(self.address, None)
         for number, staged in tuple(self.answers.items()):  # its own thread may still be adding to them
