@@ -12,6 +12,11 @@ from shoal.table.device_group import DeviceGroup
 EXTREME = [0, -1, 2**63 - 1, -(2**63)]
 
 
+def slow(*values):
+    """Values of parameters for GPUs and `scripts/test --all`: Triton's interpreter takes ten seconds for each."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.fixture
 def small_slabs(monkeypatch):
     """So that a few rows need several."""

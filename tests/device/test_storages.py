@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from batches import kjt, random_kjt
-from device_pairs import EXTREME, Pair, adam, assert_copies_sound, do_anything, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from device_pairs import EXTREME, Pair, adam, assert_copies_sound, do_anything, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
 from device_tables import DEVICE, backward, here, in_hbm, outputs, placed
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -62,8 +62,8 @@ class Below(Pair):
 @pytest.mark.parametrize(
     ("form", "optimizer"),
     [
-        ("hbm", shoal.SGD(lr=0.1)),
-        ("dram", shoal.RowwiseAdagrad(lr=0.1, max_norm=0.1)),
+        slow("hbm", shoal.SGD(lr=0.1)),
+        slow("dram", shoal.RowwiseAdagrad(lr=0.1, max_norm=0.1)),
         ("hbm", shoal.PartialRowwiseAdam(lr=0.1)),
         ("dram", shoal.Assign()),
     ],
@@ -82,7 +82,7 @@ def test_it_trains_as_with_endless_device_memory(form, optimizer):
 
 @pytest.mark.parametrize(
     ("form", "dim", "dtype"),
-    [("hbm", 1, "float32"), ("dram", 3, "bfloat16"), ("hbm", 33, "float16"), ("dram", 130, "float32")],
+    [("hbm", 1, "float32"), ("dram", 3, "bfloat16"), slow("hbm", 33, "float16"), slow("dram", 130, "float32")],
 )
 def test_rows_of_any_width_and_type_leave_and_come_back(form, dim, dtype):
     table = adam(dim=dim, dtype=dtype, init=shoal.Normal(0, 1))
@@ -106,7 +106,9 @@ def test_a_disk_below_and_what_it_says_of_itself(tmp_path):
     assert pair.tiers.table("a").stats().bytes == hbm.bytes + dram.bytes
 
 
-@pytest.mark.parametrize("tiers", [[MemoryStorage], [Dram("4KiB"), MemoryStorage], [Dram("64KiB")]], ids=str)
+@pytest.mark.parametrize(
+    "tiers", [slow([MemoryStorage]), [Dram("4KiB"), MemoryStorage], slow([Dram("64KiB")])], ids=str
+)
 def test_a_table_may_do_without_device_memory_of_its_own(tiers):
     tables = [adam("a"), adam("b")]
     bags = shoal.EmbeddingBagCollection([with_tiers(tables[0], tiers), in_hbm(tables[1])], device=DEVICE, seed=7)
@@ -121,6 +123,7 @@ def test_a_table_may_do_without_device_memory_of_its_own(tiers):
         same(one, two)
 
 
+@pytest.mark.slow
 @ON_ONE_FORM
 def test_pooling_modes_and_tables_beside_each_other(form):
     read, write = Feature("r", mode="read"), Feature("w", mode="write")
@@ -143,6 +146,7 @@ def test_pooling_modes_and_tables_beside_each_other(form):
     pair.check()
 
 
+@pytest.mark.slow
 @ON_ONE_FORM
 def test_extreme_repeated_and_no_keys(form):
     pair = Below(form, adam(), size="3KiB")
@@ -206,6 +210,7 @@ def test_a_row_that_is_used_in_place_stays_where_it_is_whoever_else_needs_it(ahe
     pair.check()
 
 
+@pytest.mark.slow
 def test_forwards_without_a_backward():
     pair = Below("dram", adam(), size="3KiB")
     for step in range(5):
@@ -504,7 +509,7 @@ def run(module, loader, seeds):
     return outs
 
 
-@pytest.mark.parametrize("tiers", ["hbm", "dram", "two"])
+@pytest.mark.parametrize("tiers", [slow("hbm"), "dram", "two"])
 def test_prefetch_changes_nothing(tiers):
     """One after the other: Triton's interpreter runs one kernel at a time."""
     batches = [random_kjt(["a"], bags=6, keys=120, seed=seed) for seed in range(8)]
@@ -581,7 +586,7 @@ def test_rows_that_came_ahead_need_no_storage_any_more():
     assert_sound(bags)
 
 
-@pytest.mark.parametrize("what", ["erase", "assign", "load", "leave", "overwrite"])
+@pytest.mark.parametrize("what", [slow("erase"), slow("assign"), "load", "leave", "overwrite"])
 @ON_ONE_FORM
 def test_what_happens_between_staging_and_lookup(form, what):
     pair = Below(form, adam(), size="6KiB")

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from batches import kjt, random_kjt
-from device_pairs import EXTREME, adam, assert_copies_sound, below_of, do_anything, same, small_slabs, with_tiers  # noqa: F401
+from device_pairs import EXTREME, adam, assert_copies_sound, below_of, do_anything, same, slow, small_slabs, with_tiers  # noqa: F401
 from device_pairs import Pair as BasePair
 from device_tables import DEVICE, in_hbm, train
 from hypothesis import Phase, given, settings
@@ -43,8 +43,8 @@ class Pair(BasePair):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        shoal.SGD(lr=0.1), shoal.RowwiseAdagrad(lr=0.1, max_norm=0.1), shoal.Adam(lr=0.1),
-        shoal.PartialRowwiseAdam(lr=0.1, weight_decay=0.5), shoal.Assign(duplicates="last"),
+        slow(shoal.SGD(lr=0.1)), slow(shoal.RowwiseAdagrad(lr=0.1, max_norm=0.1)), shoal.Adam(lr=0.1),
+        slow(shoal.PartialRowwiseAdam(lr=0.1, weight_decay=0.5)), shoal.Assign(duplicates="last"),
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )  # fmt: skip
@@ -57,7 +57,8 @@ def test_it_trains_as_with_endless_device_memory(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("dim", "dtype"), [(1, "float32"), (1, "bfloat16"), (33, "float16"), (33, "float32"), (130, "bfloat16")]
+    ("dim", "dtype"),
+    [(1, "float32"), (1, "bfloat16"), (33, "float16"), slow(33, "float32"), slow(130, "bfloat16")],
 )
 def test_rows_of_any_width_and_type_move(dim, dtype):
     table = adam(dim=dim, dtype=dtype, init=shoal.Normal(0, 1))
@@ -68,7 +69,9 @@ def test_rows_of_any_width_and_type_move(dim, dtype):
     assert pair.above().promotions > 0
 
 
-@pytest.mark.parametrize(("pooling", "is_weighted"), [("sum", False), ("sum", True), ("mean", True), ("none", False)])
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"), [slow("sum", False), slow("sum", True), ("mean", True), slow("none", False)]
+)
 def test_pooling_weights_and_modes(pooling, is_weighted):
     kind = shoal.EmbeddingCollection if pooling == "none" else shoal.EmbeddingBagCollection
     read, write = Feature("r", mode="read"), Feature("w", mode="write")
@@ -97,7 +100,7 @@ def test_a_table_that_others_only_read_is_seen_in_both_tiers():
     assert pair.above("x").demotions == 0  # nothing changed them
 
 
-@pytest.mark.parametrize("alone", [["a"], ["b"], ["b", "c"]], ids=str)
+@pytest.mark.parametrize("alone", [slow(["a"]), slow(["b"]), ["b", "c"]], ids=str)
 def test_tables_with_and_without_tiers_live_in_one_collection(alone):
     pair = Pair(adam("a"), adam("b"), Table("c", 4, features=["a", "c"]), alone=alone, hbm="1KiB")
     for step in range(2):

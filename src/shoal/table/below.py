@@ -209,10 +209,12 @@ class Below:
     def clear(self) -> None:
         """Remove every row."""
         with self.writing:
-            with self._named("clear"):
-                self.storage.clear()
-            for staged in tuple(self._staged.values()):
-                staged.spoil_all()
+            try:
+                with self._named("clear"):
+                    self.storage.clear()
+            finally:
+                for staged in tuple(self._staged.values()):
+                    staged.spoil_all()
 
     def spoil(self, keys: Tensor) -> None:
         """Rows of these keys that were read ahead are no longer what the storage has."""

@@ -120,9 +120,8 @@ class HostGroup(Group):
         try:
             super().clear(numbers)
         finally:
-            for staging in list(
-                self.staged.values()
-            ):  # behind it: who was staged meanwhile knows rows that are no more
+            # Behind it: who was staged meanwhile knows rows that are no more.
+            for staging in list(self.staged.values()):
                 staging.release()
 
     def check(self) -> None:
