@@ -97,7 +97,7 @@ class _Ahead(Generic[BatchT]):
 
 
 class _Line(Generic[BatchT]):
-    """Batches that wait for one thread, which alone is woken when one comes: the others would take the loop's time."""
+    """Batches that wait for a thread. One is woken when one comes: others would take the loop's time."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self.batches: deque[_Ahead[BatchT]] = deque()

@@ -1,0 +1,138 @@
+"""Batches whose rows come up to a device ahead of their lookup: nothing changes."""
+
+import threading
+import time
+
+import pytest
+import torch
+from batches import kjt, random_kjt
+from device_pairs import adam, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from device_storages import FORMS, ON_ONE_FORM, Below, assert_sound
+from device_tables import DEVICE, backward, in_hbm, outputs, placed
+
+import shoal
+from shoal import Dram, Hbm
+from shoal.storage import MemoryStorage
+
+pytestmark = pytest.mark.usefixtures("small_slabs")
+
+
+def run(module, loader, seeds):
+    outs = []
+    for seed, batch in zip(seeds, loader, strict=True):
+        out = module(batch)
+        outs.append([tensor.detach() for tensor in outputs(out)])
+        backward(out, seed)
+    return outs
+
+
+@pytest.mark.parametrize("tiers", [slow("hbm"), "dram", "two"])
+def test_prefetch_changes_nothing(tiers):
+    """One after the other: Triton's interpreter runs one kernel at a time."""
+    batches = [random_kjt(["a"], bags=6, keys=120, seed=seed) for seed in range(8)]
+    table = adam()
+    forms = {**FORMS, "two": lambda size, _below: [Hbm("2KiB"), Dram(size)]}
+    plain = shoal.EmbeddingBagCollection([in_hbm(table)], device=DEVICE, seed=7)
+    made = with_tiers(table, forms[tiers]("12KiB", MemoryStorage))
+    ahead = shoal.EmbeddingBagCollection([made], device=DEVICE, seed=7)
+    wanted = run(plain, map(placed, batches), range(8))
+    ready = threading.Event()
+
+    def slowly():
+        for batch in shoal.prefetch([placed(batch) for batch in batches], ahead):
+            deadline = time.monotonic() + 5
+            while tiers != "two" and not _is_staged(ahead, batch) and time.monotonic() < deadline and ready.is_set():
+                time.sleep(0.01)
+            ready.set()  # the first lookup makes the plan
+            yield batch
+
+    got = run(ahead, slowly(), range(8))
+    for ours, theirs in zip(got, wanted, strict=True):
+        for one, two in zip(ours, theirs, strict=True):
+            same(one, two)
+    assert not ahead._group.staged
+    ahead.check()
+    for one, two in zip(ahead.state_dict().values(), plain.state_dict().values(), strict=True):
+        same(one, two)
+    ours, theirs = (module.table("a").stats().counters for module in (ahead, plain))
+    assert ours == theirs
+
+
+def _is_staged(bags, batch):
+    return any(staging.values is batch.values() for staging in bags._group.staged.values())
+
+
+def test_nothing_is_staged_where_few_rows_come_up(monkeypatch):
+    monkeypatch.setattr("shoal.table.device_tiers._BATCHES_BETWEEN", 2)
+    bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("3KiB"), Dram("64KiB")])], device=DEVICE)
+    many = bags._group._rows.above.most[0]
+
+    def is_staged(keys):
+        batch = placed(kjt({"a": [keys]}))
+        if (staging := bags.stage(batch)) is not None:
+            staging.release()
+        backward(bags(batch))
+        torch.cuda.synchronize() if DEVICE == "cuda" else None
+        return staging is not None
+
+    assert not is_staged(list(range(3 * many)))  # there is no plan yet
+    spilling = [is_staged(list(range(first, first + many))) for first in (0, many, 2 * many) * 3]
+    assert all(spilling[-3:])
+    fitting = [is_staged(list(range(many // 2))) for _ in range(9)]
+    assert not any(fitting[-3:])
+    spilling = [is_staged(list(range(first, first + many))) for first in (0, many, 2 * many) * 3]
+    assert all(spilling[-3:])
+
+
+def test_rows_that_came_ahead_need_no_storage_any_more():
+    batches = [kjt({"a": [list(range(first, first + 20))]}) for first in (0, 20, 40, 0, 20, 40)]
+    bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("3KiB"), MemoryStorage])], device=DEVICE, seed=7)
+    run(bags, map(placed, batches[:3]), range(3))
+    bags.eval()
+    for batch in batches[3:]:
+        here_now = placed(batch)
+        staging = bags.stage(here_now)
+        staging.read()
+        staging.place(lambda: False)
+        below = bags._group.tables[0].below
+        before = below.fetched, below.below.stats().hits
+        with torch.no_grad():
+            bags(here_now)
+        assert (below.fetched, below.below.stats().hits) == before
+        staging.release()
+    assert_sound(bags)
+
+
+@pytest.mark.parametrize("what", [slow("erase"), slow("assign"), "load", "leave", "overwrite"])
+@ON_ONE_FORM
+def test_what_happens_between_staging_and_lookup(form, what):
+    pair = Below(form, adam(), size="6KiB")
+    for first in range(0, 160, 20):
+        pair.step(kjt({"a": [list(range(first, first + 20))]}))
+    batch = kjt({"a": [list(range(0, 24, 2)), [900, 901]]})
+    staged_batch = placed(batch)
+    staging = pair.tiers.stage(staged_batch)
+    staging.read()
+    if what == "leave":  # others bring it, change it, and it leaves again, behind what was read
+        pair.step(kjt({"a": [list(range(0, 24, 2)), [900]]}))
+        for first in range(200, 340, 20):
+            pair.step(kjt({"a": [list(range(first, first + 20))]}))
+    elif what == "erase":
+        pair.each(lambda module: module.table("a").erase([0, 2, 4, 901]))
+    staging.place(lambda: False)
+    if what == "erase":
+        pair.each(lambda module: module.table("a").erase([6, 8]))
+    elif what == "assign":
+        pair.each(lambda module: module.table("a").assign([0, 900], torch.ones(2, 4, device=DEVICE)))
+    elif what == "load":
+        state = pair.whole.state_dict()
+        pair.each(lambda module: module.load_state_dict(state))
+    elif what == "overwrite":
+        batch.values()[0] = staged_batch.values()[0] = 77
+    outs = [pair.tiers(staged_batch), pair.whole(placed(batch))]
+    same(*(out.values().detach() for out in outs))
+    pair.backward(outs, 3)
+    staging.release()
+    assert_sound(pair.tiers)
+    for one, two in zip(pair.tiers.state_dict().values(), pair.whole.state_dict().values(), strict=True):
+        same(one, two)
