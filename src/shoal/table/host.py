@@ -188,9 +188,9 @@ class HostTable:
             if self._fits(more):
                 return
         raise CapacityError(
-            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} holds {len(self.index)} rows, "
-            f"and batches at work need so many of them that {more - self.spare(more)} cannot leave. Raise Dram(...) in "
-            f"Table(tiers=), use smaller batches, or run backwards before further forwards."
+            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} has room for "
+            f"{self.spare(more)} of the {more} rows that a batch brings, beside {len(self.index)} that batches at work "
+            f"need. Raise Dram(...) in Table(tiers=), use smaller batches, or run backwards before further forwards."
         )
 
     def _await_others(self) -> None:
