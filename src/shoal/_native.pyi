@@ -18,6 +18,9 @@ def isa() -> str:
 def set_isa(name: str) -> bool:
     """Use another one; false if it is not there"""
 
+def crc32c(data: object, seed: int = 0) -> int:
+    """CRC-32C of a contiguous buffer, going on from that of what came before"""
+
 def name_hash(name: str) -> int: ...
 
 def birth_stream(seed: int, name_hash: int) -> int: ...
