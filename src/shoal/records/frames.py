@@ -1,0 +1,223 @@
+"""Frames, of which a log's segments are made: a header of 64 bytes, a payload, and zeros up to a multiple of 64 bytes.
+
+The header, little-endian:
+
+    offset  bytes
+         0      4  magic "SHFR"
+         4      2  kind: 1 puts, 2 deletes, 3 commit
+         6      2  version of the header: 1
+         8      4  table: its number in the manifest; 0xffffffff in a commit
+        12      4  CRC-32C of the payload
+        16      8  version: the commit that the frame belongs to
+        24      8  length of the payload, without the zeros behind it
+        32      8  rows in the payload; 0 in a commit
+        40     20  zeros
+        60      4  CRC-32C of the 60 bytes before it
+
+The payload of puts and deletes is one Arrow IPC stream of one record batch (rows.py), that of a commit a JSON object in
+UTF-8.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import pyarrow as pa
+from torch import Tensor
+
+from shoal import _native
+from shoal.errors import InputError, StorageError
+from shoal.records import ipc, strict_json
+from shoal.records.layout import Layout
+from shoal.records.rows import (
+    Rows,
+    arrow_schema,
+    from_arrow,
+    keys_from_arrow,
+    keys_schema,
+    keys_to_arrow,
+    to_arrow,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+HEADER_BYTES = 64
+FRAME_ALIGNMENT = 64
+NO_TABLE = 2**32 - 1
+
+_MAGIC = b"SHFR"
+_HEADER_VERSION = 1
+_HEADER = struct.Struct("<4sHHIIQQQ20s")
+_CRC = struct.Struct("<I")
+_KEY_BYTES = 8
+_U64_MAX = 2**64 - 1
+assert _HEADER.size + _CRC.size == HEADER_BYTES
+
+
+class Kind(IntEnum):
+    """What a frame's payload is. The numbers are in files and never change."""
+
+    PUTS = 1
+    DELETES = 2
+    COMMIT = 3
+
+
+@dataclass(frozen=True)
+class FrameHeader:
+    """What stands before a payload."""
+
+    kind: Kind
+    table: int  # NO_TABLE for a commit
+    version: int
+    rows: int
+    payload_bytes: int
+    payload_crc: int
+
+    @property
+    def padding_bytes(self) -> int:
+        """Zeros behind the payload."""
+        return -self.payload_bytes % FRAME_ALIGNMENT
+
+    @property
+    def frame_bytes(self) -> int:
+        """The whole frame: header, payload, padding."""
+        return HEADER_BYTES + self.payload_bytes + self.padding_bytes
+
+    def pack(self) -> bytes:
+        """The 64 bytes."""
+        wrong = self._wrong()
+        if wrong is not None:
+            raise InputError(f"[frame] {wrong}.")
+        fields = (self.kind, _HEADER_VERSION, self.table, self.payload_crc, self.version, self.payload_bytes, self.rows)
+        packed = _HEADER.pack(_MAGIC, *fields, b"")
+        return packed + _CRC.pack(_native.crc32c(packed))
+
+    @classmethod
+    def unpack(cls, data: Buffer, where: str) -> "FrameHeader":
+        """The header that the first 64 bytes of `data` are."""
+        if len(data) < HEADER_BYTES:
+            raise StorageError(f"[{where}] wanted a frame's header of {HEADER_BYTES} bytes; got {len(data)}.")
+        raw = bytes(data[:HEADER_BYTES])
+        magic, kind, header_version, table, payload_crc, version, payload_bytes, rows, zeros = _HEADER.unpack_from(raw)
+        if magic != _MAGIC:
+            raise StorageError(f"[{where}] wanted a frame, which begins with {_MAGIC!r}; got {magic!r}. Is it damaged?")
+        (wanted_crc,) = _CRC.unpack_from(raw, _HEADER.size)
+        if (crc := _native.crc32c(raw[: _HEADER.size])) != wanted_crc:
+            raise StorageError(f"[{where}] wanted a frame's header with CRC {wanted_crc:#010x}; got {crc:#010x}.")
+        if header_version != _HEADER_VERSION:
+            raise StorageError(
+                f"[{where}] wanted version {_HEADER_VERSION} of a frame's header; got {header_version}. Was it written "
+                "by a newer version?"
+            )
+        if kind not in list(Kind) or any(zeros):
+            raise StorageError(
+                f"[{where}] wanted a frame of kind 1, 2 or 3 and zeros where nothing is defined; got kind {kind}. Was "
+                "it written by a newer version?"
+            )
+        header = cls(Kind(kind), table, version, rows, payload_bytes, payload_crc)
+        wrong = header._wrong()
+        if wrong is not None:
+            raise StorageError(f"[{where}] {wrong}. Is it damaged?")
+        return header
+
+    def _wrong(self) -> str | None:
+        """What contradicts itself in it."""
+        bounds = (
+            ("table", self.table, NO_TABLE),
+            ("version", self.version, _U64_MAX),
+            ("rows", self.rows, _U64_MAX),
+            ("payload_bytes", self.payload_bytes, _U64_MAX),
+            ("payload_crc", self.payload_crc, 2**32 - 1),
+        )
+        for name, given, high in bounds:
+            if not 0 <= given <= high:
+                return f"{name}: wanted 0 to {high}; got {given}"
+        is_commit = self.kind is Kind.COMMIT
+        if is_commit != (self.table == NO_TABLE):
+            return f"table: wanted {NO_TABLE} in a commit and there only; got {self.table} in {self.kind.name.lower()}"
+        if is_commit and self.rows:
+            return f"rows: wanted 0 in a commit; got {self.rows}"
+        if self.rows * _KEY_BYTES > self.payload_bytes:
+            return f"rows: wanted keys of {_KEY_BYTES} bytes in {self.payload_bytes} bytes; got {self.rows} rows"
+        return None
+
+
+def encode_puts(rows: Rows, layout: Layout, *, table: int, version: int) -> list[memoryview]:
+    """A frame of rows that were put, in pieces to be written one after another; with state where there are scores.
+
+    Large pieces are the tensors' own memory, which must not change before they are written.
+    """
+    return _frame(Kind.PUTS, table, version, len(rows), ipc.encode(to_arrow(rows, layout)))
+
+
+def encode_deletes(keys: Tensor, layout: Layout, *, table: int, version: int) -> list[memoryview]:
+    """A frame of keys that were deleted, in pieces as `encode_puts`."""
+    return _frame(Kind.DELETES, table, version, keys.numel(), ipc.encode(keys_to_arrow(keys, layout)))
+
+
+def encode_commit(content: Mapping[str, Any], *, version: int) -> list[memoryview]:
+    """The frame that ends a version, in pieces; `content` is what JSON can hold, and tuples come back as lists."""
+    payload = strict_json.encode(dict(content), f"commit {version}")
+    return _frame(Kind.COMMIT, NO_TABLE, version, 0, [memoryview(payload)])
+
+
+def decode_puts(
+    header: FrameHeader, payload: Buffer, layout: Layout, where: str, *, with_state: bool = True, finite: bool = True
+) -> Rows:
+    """The rows of a frame, over the memory of `payload`; all of it is checked, as in `from_arrow`.
+
+    REQUIRES: `payload` begins at a multiple of 8 bytes, as that of a frame at a multiple of 64 does.
+    """
+    batch = _batch(header, Kind.PUTS, payload, arrow_schema(layout, with_state), where)
+    return from_arrow(batch, layout, where, with_state=with_state, finite=finite)
+
+
+def decode_deletes(header: FrameHeader, payload: Buffer, layout: Layout, where: str) -> Tensor:
+    """The keys of a frame of deletes, over the memory of `payload`; all of it is checked."""
+    return keys_from_arrow(_batch(header, Kind.DELETES, payload, keys_schema(layout), where), layout, where)
+
+
+def decode_commit(header: FrameHeader, payload: Buffer, where: str) -> dict[str, Any]:
+    """What was given to `encode_commit`."""
+    _require_kind(header, Kind.COMMIT, where)
+    check_payload(header, payload, where)
+    content = strict_json.parse(payload, where)
+    if not isinstance(content, dict):
+        raise StorageError(f"[{where}] wanted a JSON object in a commit; got a {type(content).__name__}.")
+    return content
+
+
+def check_payload(header: FrameHeader, payload: Buffer, where: str) -> None:
+    """That `payload` is the one the header was written for, by its length and CRC. Whoever decodes it need not ask."""
+    size = memoryview(payload).nbytes
+    if size != header.payload_bytes:
+        raise StorageError(f"[{where}] wanted a payload of {header.payload_bytes} bytes; got {size}.")
+    if (crc := _native.crc32c(payload)) != header.payload_crc:
+        raise StorageError(
+            f"[{where}] wanted a payload with CRC {header.payload_crc:#010x}; got {crc:#010x}. It is damaged."
+        )
+
+
+def _frame(kind: Kind, table: int, version: int, rows: int, payload: list[memoryview]) -> list[memoryview]:
+    crc = 0
+    for piece in payload:
+        crc = _native.crc32c(piece, crc)
+    header = FrameHeader(kind, table, version, rows, sum(map(len, payload)), crc)
+    padding = [memoryview(bytes(header.padding_bytes))] if header.padding_bytes else []
+    return [memoryview(header.pack()), *payload, *padding]
+
+
+def _batch(header: FrameHeader, kind: Kind, payload: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    _require_kind(header, kind, where)
+    check_payload(header, payload, where)
+    batch = ipc.decode(payload, schema, where)
+    if batch.num_rows != header.rows:
+        raise StorageError(f"[{where}] wanted {header.rows} rows; got {batch.num_rows}. Is it damaged?")
+    return batch
+
+
+def _require_kind(header: FrameHeader, kind: Kind, where: str) -> None:
+    if header.kind is not kind:
+        raise StorageError(f"[{where}] wanted a frame of {kind.name.lower()}; got one of {header.kind.name.lower()}.")

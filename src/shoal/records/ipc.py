@@ -1,0 +1,118 @@
+"""One record batch as one self-contained Arrow IPC stream: a schema message, a batch message, the end."""
+
+import struct
+
+import pyarrow as pa
+
+from shoal.errors import StorageError
+
+Buffer = bytes | bytearray | memoryview
+
+
+def encode(batch: pa.RecordBatch) -> list[memoryview]:
+    """The stream's bytes in pieces, to be written one after another; columns are views of the batch's memory."""
+    pieces = _Pieces()
+    with pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), batch.schema) as writer:
+        writer.write_batch(batch)
+    return pieces.views()
+
+
+def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """The batch of a stream with that schema, over the memory of `data`.
+
+    What the batch holds is not checked here: whether lengths fit, and that there are no nulls.
+    """
+    memory = pa.py_buffer(data)
+    source = pa.BufferReader(memory)
+    try:
+        messages = pa.ipc.MessageReader.open_stream(source)
+        found = pa.ipc.read_schema(_next(messages, "schema", where))
+        # Before the batch is read: a schema of another kind could make the reader allocate, for a dictionary say.
+        require_schema(found, schema, where)
+        message = _next(messages, "record batch", where)
+        if _is_compressed(message.metadata):
+            raise StorageError(f"[{where}] wanted an Arrow stream without compression; got a compressed batch.")
+        batch = pa.ipc.read_record_batch(message, found)
+        after = next(iter(messages), None)
+    except (pa.ArrowException, OSError, EOFError, struct.error) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"[{where}] wanted an Arrow stream; got one with: {error}. Is it damaged?") from None
+    if after is not None or source.tell() != memory.size:
+        raise StorageError(f"[{where}] wanted one Arrow batch and nothing behind it; got more. Is it damaged?")
+    return batch
+
+
+def require_schema(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
+    """StorageError unless both are the same, metadata included."""
+    if not found.equals(wanted, check_metadata=True):
+        raise StorageError(
+            f"[{where}] wanted Arrow columns {_shown(wanted)}; got {_shown(found)}. Does it belong to another table, "
+            "or to one with another layout?"
+        )
+
+
+class _Pieces:
+    """A file as Arrow sees it, which keeps what is written instead of copying it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: list[bytearray | pa.Buffer] = []
+
+    def write(self, data: "bytes | pa.Buffer") -> int:
+        # Metadata and padding come as many small bytes, columns as Arrow's buffers.
+        if not isinstance(data, bytes):
+            self._pieces.append(data)
+        elif self._pieces and isinstance(self._pieces[-1], bytearray):
+            self._pieces[-1] += data
+        else:
+            self._pieces.append(bytearray(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is waiting."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def views(self) -> list[memoryview]:
+        return [memoryview(piece).cast("B") for piece in self._pieces]
+
+
+def _next(messages: pa.ipc.MessageReader, kind: str, where: str) -> pa.Message:
+    message = next(iter(messages), None)
+    if message is None or message.type != kind:
+        came = "nothing" if message is None else f"a {message.type}"
+        raise StorageError(f"[{where}] wanted a {kind} in an Arrow stream; got {came}. Is it damaged?")
+    return message
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    """Whether a batch's buffers are compressed: then each tells how much memory it wants, whatever the file's size.
+
+    Arrow has verified the flatbuffer but does not tell. Message: header is its third field; RecordBatch: compression
+    is its fourth.
+    """
+    data = memoryview(metadata).cast("B")
+    message = _offset(data, 0)
+    header = _field(data, message, 2)
+    return header is None or _field(data, _offset(data, header), 3) is not None
+
+
+def _offset(data: memoryview, at: int) -> int:
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Where a flatbuffer's table has that field, if it has it."""
+    vtable = table - int(struct.unpack_from("<i", data, table)[0])
+    if 4 + 2 * number >= int(struct.unpack_from("<H", data, vtable)[0]):
+        return None
+    offset = int(struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0])
+    return table + offset if offset else None
+
+
+def _shown(schema: pa.Schema) -> str:
+    text = str(schema.to_string(show_field_metadata=True, show_schema_metadata=True)).replace("\n", ", ")
+    return text if len(text) <= 500 else f"{text[:500]}..."

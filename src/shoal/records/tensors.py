@@ -1,0 +1,212 @@
+"""Tensors by name in the safetensors format, which every framework reads.
+
+    8 bytes       length of the header, little-endian
+    header        a JSON object, filled up with spaces: {name: {"dtype", "shape", "data_offsets": [begin, end]}}, with
+                  offsets counted from the header's end, and a dict of str under "__metadata__"
+    data          the tensors one after another in row-major order, with nothing between or behind them
+
+Wide types come first in the data, so that every tensor lies at a multiple of its type's size.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from shoal.errors import InputError, StorageError
+from shoal.records import strict_json
+from shoal.records.excerpt import excerpt
+
+Buffer = bytes | bytearray | memoryview
+
+METADATA = "__metadata__"
+
+# By the format's names. It has types of less than a byte too, which torch has in pairs only.
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 8
+_MOST_HEADER_BYTES = 100_000_000  # beyond it other readers refuse the file
+_MOST_DIMS = 64
+_MOST_ELEMENTS = 2**63 - 1
+
+
+def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[memoryview]]:
+    """Header and data, to be written one after another.
+
+    The data are the tensors' own memory, which must not change before it is written; what is not contiguous or not on
+    the CPU is copied.
+    """
+    where = "tensors"
+    header: dict[str, Any] = {METADATA: _checked_metadata(metadata, where)} if metadata else {}
+    for name, tensor in tensors.items():
+        header[_checked_name(name, where)] = {"dtype": _dtype_name(name, tensor, where), "shape": list(tensor.shape)}
+    at = 0
+    data = []
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
+        header[name]["data_offsets"] = [at, at + tensor.nbytes]
+        at += tensor.nbytes
+        if tensor.nbytes:
+            data.append(_bytes_of(tensor))
+    text = strict_json.encode(header, where)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _MOST_HEADER_BYTES:
+        raise InputError(
+            f"[{where}] wanted names and metadata of at most {_MOST_HEADER_BYTES} bytes; got {len(text)}. Write "
+            "several files."
+        )
+    return _LENGTH.pack(len(text)) + text, data
+
+
+def decode(data: Buffer, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, as views of `data` (clone before writing into them), and the metadata.
+
+    REQUIRES: `data` begins at a multiple of 8 bytes, as files and memory do.
+    """
+    view = memoryview(data).cast("B")
+    header, begin = _header(view, where)
+    memory = pa.py_buffer(view)
+    # By way of Arrow: torch.frombuffer would warn of memory that is read-only.
+    flat: Tensor = from_dlpack(pa.Array.from_buffers(pa.uint8(), memory.size, [None, memory], null_count=0))
+    if flat.data_ptr() % _ALIGNMENT:
+        raise InputError(f"[{where}] wanted a buffer at a multiple of {_ALIGNMENT}; got one at {flat.data_ptr():#x}.")
+    metadata = _read_metadata(header.pop(METADATA, {}), where)
+    entries = {name: _Entry(entry, begin, f"{where}, tensor {excerpt(name)}") for name, entry in header.items()}
+    _require_partition(entries, len(view) - begin, where)
+    return {name: entry.tensor(flat) for name, entry in entries.items()}, metadata
+
+
+class _Entry:
+    """What the header says of a tensor, checked in itself."""
+
+    def __init__(self, given: Any, data_begin: int, where: str) -> None:
+        if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
+            raise StorageError(f"[{where}] wanted dtype, shape and data_offsets; got {excerpt(given)}. Is it damaged?")
+        dtype = given["dtype"]
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
+            raise StorageError(f"[{where}] dtype: wanted one of {', '.join(_DTYPES)}; got {excerpt(dtype)}.")
+        shape, offsets = _sizes(given["shape"], "shape", where), _sizes(given["data_offsets"], "data_offsets", where)
+        if len(shape) > _MOST_DIMS:
+            raise StorageError(f"[{where}] shape: wanted at most {_MOST_DIMS} dimensions; got {len(shape)}.")
+        if len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise StorageError(f"[{where}] data_offsets: wanted a begin and an end; got {excerpt(offsets)}.")
+        self.dtype, self.shape = _DTYPES[dtype], shape
+        self.begin, self.end = offsets
+        self._first = data_begin + self.begin
+        self._where = where
+        size = _elements(shape, where) * self.dtype.itemsize
+        if size != self.end - self.begin:
+            raise StorageError(
+                f"[{where}] wanted {size} bytes for {dtype} {shape}; got {self.end - self.begin}. Is it damaged?"
+            )
+        if self._first % self.dtype.itemsize:
+            raise StorageError(
+                f"[{where}] wanted {dtype} at a multiple of {self.dtype.itemsize} bytes; got byte {self._first}."
+            )
+
+    def tensor(self, flat: Tensor) -> Tensor:
+        data = flat[self._first : self._first + self.end - self.begin]
+        # Any other byte in a bool is neither true nor false.
+        if self.dtype is torch.bool and data.numel() and int(data.max()) > 1:
+            raise StorageError(f"[{self._where}] wanted bools of 0 and 1; got {int(data.max())}. Is it damaged?")
+        return data.view(self.dtype).view(self.shape)
+
+
+def _header(view: memoryview, where: str) -> tuple[dict[str, Any], int]:
+    """The header, and where the data begins."""
+    if len(view) < _LENGTH.size:
+        raise StorageError(f"[{where}] wanted tensors, which begin with 8 bytes of length; got {len(view)} bytes.")
+    (length,) = _LENGTH.unpack_from(view)
+    room = min(len(view) - _LENGTH.size, _MOST_HEADER_BYTES)
+    if length > room:
+        raise StorageError(f"[{where}] wanted a header of at most {room} bytes; got one of {length}. Is it damaged?")
+    begin = _LENGTH.size + length
+    if bytes(view[_LENGTH.size : begin][:1]) != b"{":
+        raise StorageError(f"[{where}] wanted a header that is a JSON object; got something else. Is it damaged?")
+    header: dict[str, Any] = strict_json.parse(view[_LENGTH.size : begin], where)
+    return header, begin
+
+
+def _require_partition(entries: Mapping[str, _Entry], size: int, where: str) -> None:
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != at:
+            what = "overlaps another" if entry.begin < at else "has a hole before it"
+            raise StorageError(f"[{where}] wanted tensors one after another; got {excerpt(name)}, which {what}.")
+        at = entry.end
+    if at != size:
+        raise StorageError(f"[{where}] wanted {at} bytes of data; got {size}. Is it damaged?")
+
+
+def _elements(shape: list[int], where: str) -> int:
+    count = 1
+    for size in shape:
+        # As if no dimension were empty: strides are the products of the others.
+        count *= max(size, 1)
+        if count > _MOST_ELEMENTS:
+            raise StorageError(f"[{where}] shape: wanted at most {_MOST_ELEMENTS} elements; got {excerpt(shape)}.")
+    return 0 if 0 in shape else count
+
+
+def _sizes(given: Any, name: str, where: str) -> list[int]:
+    if not isinstance(given, list) or any(type(size) is not int or size < 0 for size in given):
+        raise StorageError(f"[{where}] {name}: wanted a list of sizes; got {excerpt(given)}. Is it damaged?")
+    return given
+
+
+def _read_metadata(given: Any, where: str) -> dict[str, str]:
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise StorageError(f"[{where}] {METADATA}: wanted str by name; got {excerpt(given)}. Is it damaged?")
+    return given
+
+
+def _checked_metadata(given: Mapping[str, str], where: str) -> dict[str, str]:
+    for name, text in given.items():
+        if not isinstance(text, str):
+            raise InputError(f"[{where}] metadata {name!r}: wanted a str; got {text!r}.")
+    return dict(given)
+
+
+def _checked_name(name: str, where: str) -> str:
+    if not isinstance(name, str) or name == METADATA:
+        raise InputError(f"[{where}] wanted a name that is a str and not {METADATA!r}; got {name!r}.")
+    return name
+
+
+def _dtype_name(name: str, tensor: Tensor, where: str) -> str:
+    found = _NAMES.get(tensor.dtype)
+    if found is None or tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise InputError(
+            f"[{where}] {name!r}: wanted a dense tensor of {', '.join(str(dtype) for dtype in _NAMES)}; got "
+            f"{tensor.dtype}, {tensor.layout}, on {tensor.device}."
+        )
+    return found
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return memoryview(pa.foreign_buffer(tensor.data_ptr(), tensor.nbytes, base=tensor)).cast("B")
