@@ -13,6 +13,7 @@ from shoal import _native
 from shoal.config import Optimizer
 from shoal.ops.birth import reference as birth
 from shoal.ops.update import reference as update
+from shoal.records import FrameHeader, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "formats.md").read_text()
@@ -245,3 +246,12 @@ def test_uniform_can_give_its_upper_bound():
     """As the page says of the last addition."""
     u = torch.tensor(2.0**24 - 1) * 2.0**-24
     assert torch.tensor(1.0) + u * torch.tensor(2.0 - 1.0) == 2.0
+
+
+@each("frame header")
+def test_frame_header(given):
+    names = ("kind", "table", "version", "rows", "payload bytes", "payload CRC")
+    kind, table, version, rows, payload_bytes, payload_crc = (integer(given[name]) for name in names)
+    header = FrameHeader(Kind(kind), table, version, rows, payload_bytes, payload_crc)
+    assert header.pack().hex() == given["header"]
+    assert FrameHeader.unpack(bytes.fromhex(given["header"]), "formats.md") == header
