@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,9 +15,13 @@ namespace shoal {
 // Direct reads and writes begin at multiples of it, in memory and in the file, and have multiples of it as length.
 inline constexpr int64_t kBlockBytes = 4096;
 
-// "[file PATH] WHAT: the system's words (errno). What to do."
-Status file_failed(const std::string& path, const std::string& what, int error);
+// Whose file it is: what to do about a failure differs.
+enum class FileOwner { ssd, log };
 
+// "[file PATH] WHAT: the system's words (errno). What to do."
+Status file_failed(FileOwner owner, const std::string& path, const std::string& what, int error);
+
+// Thread safety: calls may be made from any thread beside each other, but none beside close() or a move.
 class File {
  public:
   File() = default;
@@ -24,10 +29,16 @@ class File {
   File& operator=(File&& other) noexcept;
   ~File() { close(); }
 
-  // A new file for reading and writing, past the page cache where the file system can (`direct()` says so).
-  static Status create(const std::string& path, bool direct, File* file);
+  // Reads and writes go past the page cache where `direct` asks for it and the file system can (`direct()` says so).
+  // For reading and writing: in place of one that was there; only if there is none; as it is, made if there is none.
+  static Status create(const std::string& path, bool direct, File* file, FileOwner owner = FileOwner::ssd);
+  static Status create_new(const std::string& path, bool direct, FileOwner owner, File* file);
+  static Status open_to_write(const std::string& path, bool direct, FileOwner owner, File* file);
+  // For reading. What is no regular file, as a pipe that would never answer, is an error.
+  static Status open_to_read(const std::string& path, bool direct, FileOwner owner, File* file);
 
   const std::string& path() const { return path_; }
+  FileOwner owner() const { return owner_; }
   int descriptor() const { return descriptor_; }
   bool direct() const { return direct_; }
   bool is_open() const { return descriptor_ >= 0; }
@@ -35,15 +46,30 @@ class File {
   // All of the bytes, or an error.
   Status read(void* to, int64_t bytes, int64_t offset) const;
   Status write(const void* from, int64_t bytes, int64_t offset) const;
+  // As many of the bytes as there are before the file's end.
+  Status read_some(void* to, int64_t bytes, int64_t offset, int64_t* moved) const;
+  Status size(int64_t* bytes) const;
+  // What it grows by reads as zeros.
+  Status truncate(int64_t bytes) const;
   // What was written is on the disk.
   Status sync() const;
   void close();
+  // The descriptor, which is the caller's to close from now on.
+  int detach() { return std::exchange(descriptor_, -1); }
+  // Whether the path still leads to this file.
+  bool is_at(const std::string& path) const;
+  bool is_same(const File& other) const;
 
   // The answer to a read or write that moved so many bytes, an errno if it is negative.
   Status answer(FileCall call, int64_t moved, int64_t bytes, int64_t offset) const;
 
  private:
+  static Status open(const std::string& path, int flags, bool direct, FileOwner owner, const char* failed, File* file);
+  // Less than all of the bytes at the file's end only; an errno if it is negative.
+  int64_t read_until_end(void* to, int64_t bytes, int64_t offset) const;
+
   std::string path_;
+  FileOwner owner_ = FileOwner::ssd;
   int descriptor_ = -1;
   bool direct_ = false;
 };
@@ -69,6 +95,17 @@ class OwnedDirectory {
   int lock_ = -1;
 };
 
-Status remove_file(const std::string& path);
+// No error where there is none.
+Status remove_file(const std::string& path, FileOwner owner = FileOwner::ssd);
+// In place of what is called `to`. Durable once its directory is synced.
+Status rename_file(const std::string& from, const std::string& to, FileOwner owner);
+// Names that were given and taken in it are on the disk.
+Status sync_directory(const std::string& path, FileOwner owner);
+// With those above it, whose names for those that were made are on the disk.
+Status make_directories(const std::string& path, FileOwner owner);
+// What is in it, by name.
+Status list_directory(const std::string& path, FileOwner owner, std::vector<std::string>* names);
+// Nothing where there is no file.
+Status file_size(const std::string& path, FileOwner owner, std::optional<int64_t>* bytes);
 
 }  // namespace shoal
