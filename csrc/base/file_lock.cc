@@ -1,0 +1,123 @@
+#include "base/file_lock.h"
+
+#include <pthread.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+#include <vector>
+
+namespace shoal {
+
+namespace {
+
+// A lock belongs to an open file, which a forked child has too: if it kept it open, the lock would outlive its process.
+class OpenLocks {
+ public:
+  static OpenLocks& instance() {
+    static OpenLocks* const made = new OpenLocks;  // never destroyed: a fork may come late
+    return *made;
+  }
+
+  // No fork comes between the open and its entry.
+  Status open(const std::string& path, FileOwner owner, File* file) {
+    std::lock_guard lock(mutex_);
+    descriptors_.reserve(descriptors_.size() + 1);
+    Status status = File::open_to_write(path, false, owner, file);
+    if (status.ok()) descriptors_.push_back(file->descriptor());
+    return status;
+  }
+
+  void close(int descriptor) {
+    std::lock_guard lock(mutex_);
+    std::erase(descriptors_, descriptor);
+    ::close(descriptor);
+  }
+
+ private:
+  OpenLocks() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] {
+                     // Closing leaves the lock with the parent; unlocking would take it from there.
+                     for (const int descriptor : instance().descriptors_) ::close(descriptor);
+                     instance().descriptors_.clear();
+                     instance().mutex_.unlock();
+                   });
+  }
+
+  std::mutex mutex_;
+  std::vector<int> descriptors_;
+};
+
+// "process 4711 (log)", as far as the file has it: anything may stand there.
+std::string holder_in(const File& file) {
+  char text[64];
+  int64_t bytes = 0;
+  if (!file.read_some(text, sizeof text, 0, &bytes).ok()) bytes = 0;
+  const char* at = text;
+  const char* const end = text + bytes;
+  const auto take = [&](auto belongs) {
+    const char* const begin = at;
+    at = std::find_if_not(at, end, belongs);
+    return std::string(begin, at);
+  };
+  const std::string process = take([](char c) { return '0' <= c && c <= '9'; });
+  if (process.empty() || process.size() > 10) return "another process";
+  if (at != end && *at == ' ') ++at;
+  const std::string word = take([](char c) { return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z'); });
+  return "process " + process + (word.empty() ? "" : " (" + word + ")");
+}
+
+}  // namespace
+
+FileLock& FileLock::operator=(FileLock&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  file_ = std::move(other.file_);
+  holder_ = other.holder_;
+  is_locked_ = std::exchange(other.is_locked_, false);
+  return *this;
+}
+
+Status FileLock::take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock) {
+  FileLock taken;
+  taken.holder_ = ::getpid();
+  // One that was removed since it was opened is no lock: whoever comes next would lock another.
+  while (!taken.is_locked_ || !taken.file_.is_at(path)) {
+    taken.release();
+    if (Status status = OpenLocks::instance().open(path, owner, &taken.file_); !status.ok()) return status;
+    while (::flock(taken.file_.descriptor(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) return file_failed(owner, path, "could not be locked", errno);
+      return {Code::storage, "[file " + path + "] wanted it for this process alone; " + holder_in(taken.file_) +
+                                 " has it. End that one, or choose another directory."};
+    }
+    taken.is_locked_ = true;
+  }
+  const std::string content = std::to_string(taken.holder_) + " " + word + "\n";
+  const int descriptor = taken.file_.descriptor();
+  if (::ftruncate(descriptor, 0) != 0 ||
+      ::pwrite(descriptor, content.data(), content.size(), 0) != ssize_t(content.size()))
+    return file_failed(owner, path, "could not be written", errno);
+  *lock = std::move(taken);
+  return {};
+}
+
+void FileLock::release() {
+  if (!file_.is_open()) return;
+  const int descriptor = file_.detach();
+  const bool was_locked = std::exchange(is_locked_, false);
+  if (::getpid() != holder_) return;  // a forked child: it is closed there, and may be another file's by now
+  // Nobody is to be told of a process that has it no more; where that fails, its number stays.
+  if (was_locked) [[maybe_unused]]
+    const int ignored = ::ftruncate(descriptor, 0);
+  // Not by closing alone: a child that is just being forked has not closed its own yet.
+  ::flock(descriptor, LOCK_UN);
+  OpenLocks::instance().close(descriptor);
+}
+
+bool FileLock::is_held() const { return is_locked_ && ::getpid() == holder_; }
+
+}  // namespace shoal

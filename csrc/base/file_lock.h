@@ -1,0 +1,38 @@
+// A file that one process at a time has locked, with that one's number and what it has it for: "4711 log". It ends with
+// its process, however that ends; the file stays.
+//
+// Thread safety: for one thread at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+
+#include "base/file.h"
+
+namespace shoal {
+
+class FileLock {
+ public:
+  FileLock() = default;
+  FileLock(FileLock&& other) noexcept { *this = std::move(other); }
+  FileLock& operator=(FileLock&& other) noexcept;
+  ~FileLock() { release(); }
+
+  // Makes the file where there is none. `word`, of letters, says what it is for. Where another has it, even in this process,
+  // the error names its process.
+  static Status take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock);
+  void release();
+
+  const std::string& path() const { return file_.path(); }
+  // Not in a forked child, to whom it does not pass.
+  bool is_held() const;
+
+ private:
+  File file_;
+  pid_t holder_ = 0;
+  bool is_locked_ = false;
+};
+
+}  // namespace shoal
