@@ -25,7 +25,9 @@ void raise(const Status& status) {
   nb::object type = nb::module_::import_("shoal.errors").attr(name);
   std::string message = status.message();
   if (status.code() == Code::memory) message += kOutOfMemoryAdvice;
-  PyErr_SetString(type.ptr(), message.c_str());
+  // A path in it may be any bytes.
+  nb::object text = nb::steal(PyUnicode_DecodeUTF8(message.data(), Py_ssize_t(message.size()), "backslashreplace"));
+  if (text.is_valid()) PyErr_SetObject(type.ptr(), text.ptr());
   throw nb::python_error();
 }
 

@@ -39,6 +39,7 @@ nb::ndarray<nb::pytorch, T, nb::ndim<1>> to_tensor(std::vector<T> values) {
 }
 
 void bind_base(nb::module_& m);
+void bind_file(nb::module_& m);
 void bind_index(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_kernels(nb::module_& m);

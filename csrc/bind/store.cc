@@ -108,20 +108,6 @@ static void bind_ssd(nb::module_& m) {
         for (const SsdStore::Read& read : reads) raise(read.status);
       },
       nb::arg("stores"), nb::arg("keys"), nb::arg("rows"), nb::arg("found"), "Read from several stores at a time");
-  nb::enum_<FileCall>(m, "FileCall")
-      .value("open", FileCall::open)
-      .value("read", FileCall::read)
-      .value("write", FileCall::write)
-      .value("sync", FileCall::sync)
-      .value("remove", FileCall::remove);
-  m.def(
-      "inject_fault",
-      [](FileCall call, const std::string& path_part, int error, int64_t after, int64_t times) {
-        Faults::instance().inject({call, path_part, error, after, times});
-      },
-      nb::arg("call"), nb::arg("path_part"), nb::arg("error"), nb::arg("after") = 0, nb::arg("times") = 1,
-      "For tests: calls of that kind on files with that in their path answer with an errno");
-  m.def("clear_faults", [] { Faults::instance().clear(); });
 }
 
 void bind_store(nb::module_& m) {

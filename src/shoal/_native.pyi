@@ -4,9 +4,11 @@ Shoal's native core: pointers in, pointers out. Internal; use the shoal package.
 
 from collections.abc import Sequence
 import enum
+import os
 from typing import Annotated
 
 import torch
+from typing_extensions import Buffer
 
 
 def isas() -> list[str]:
@@ -54,6 +56,190 @@ class RwLock:
     def lock(self) -> None: ...
 
     def unlock(self) -> None: ...
+
+class FileOwner(enum.Enum):
+    """Whose file it is: errors say what to do about it"""
+
+    ssd = 0
+
+    log = 1
+
+class File:
+    """Reads and writes at offsets, through the page cache"""
+
+    @staticmethod
+    def open_to_read(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> File: ...
+
+    @staticmethod
+    def open_to_write(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> File:
+        """As it is, made if there is none"""
+
+    @staticmethod
+    def create_new(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> File:
+        """An error if there is one"""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def read(self, offset: int, out: Buffer | torch.Tensor) -> None:
+        """All of the bytes, or an error"""
+
+    def write(self, offset: int, data: Buffer | torch.Tensor) -> None: ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, bytes: int) -> None: ...
+
+    def sync(self) -> None:
+        """What was written is on the disk"""
+
+    def close(self) -> None:
+        """Not beside another call"""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+class FileLock:
+    """Held by one process until it is released or the process ends"""
+
+    @staticmethod
+    def take(path: str | os.PathLike[str], word: str, owner: FileOwner = FileOwner.log) -> FileLock: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def is_held(self) -> bool:
+        """False in a forked child"""
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+class FileWriter:
+    """Writes a large new file in the background, from beginning to end"""
+
+    @staticmethod
+    def create(path: str | os.PathLike[str], direct: bool = True, owner: FileOwner = FileOwner.log) -> FileWriter: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def direct(self) -> bool: ...
+
+    @property
+    def position(self) -> int:
+        """Bytes that were appended"""
+
+    def append(self, data: Buffer | torch.Tensor) -> None: ...
+
+    def append_checked(self, data: Buffer | torch.Tensor, seed: int = 0) -> int:
+        """And the CRC-32C of the bytes, going on from `seed`"""
+
+    def finish(self) -> None:
+        """All of it is on the disk"""
+
+    def abandon(self) -> None:
+        """The file stays as it is"""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+class FileReader:
+    """Reads a file, ahead where reads ascend"""
+
+    @staticmethod
+    def open(path: str | os.PathLike[str], direct: bool = True, owner: FileOwner = FileOwner.log) -> FileReader: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def direct(self) -> bool: ...
+
+    def size(self) -> int: ...
+
+    def read(self, offset: int, out: Buffer | torch.Tensor) -> None:
+        """All of the bytes, or an error"""
+
+    def bytes_from_ahead(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+def remove_file(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+    """No error where there is none"""
+
+def rename_file(path: str | os.PathLike[str], to: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+    """In place of what is called `to`"""
+
+def sync_directory(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+    """Names that were given and taken in it are on the disk"""
+
+def make_directories(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+    """With those above it, and on the disk"""
+
+def list_directory(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> list[str]: ...
+
+def file_size(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> int | None:
+    """None where there is no file"""
+
+def crc32c(data: Buffer | torch.Tensor, seed: int = 0) -> int:
+    """Going on from the CRC-32C of what came before"""
+
+class FileCall(enum.Enum):
+    open = 0
+
+    read = 1
+
+    write = 2
+
+    sync = 3
+
+    remove = 4
+
+    rename = 5
+
+    truncate = 6
+
+    sync_directory = 7
+
+    list = 8
+
+    make_directory = 9
+
+    size = 10
+
+def inject_fault(call: FileCall, path_part: str, error: int, after: int = 0, times: int = 1) -> None:
+    """
+    For tests: calls of that kind on files with that in their path answer with an errno
+    """
+
+def clear_faults() -> None: ...
+
+def record_power_cut(path_part: str) -> None:
+    """
+    For tests: from now on, changes to files with that in their path remember what they replaced until they are durable
+    """
+
+def cut_power(seed: int) -> None:
+    """
+    Takes a random part of what is not durable back, and ends the recording
+    """
+
+def forget_power_cut() -> None:
+    """Ends the recording; all stays as it is"""
 
 class SsdStats:
     @property
@@ -126,24 +312,6 @@ class SsdStore:
 
 def read_together(stores: Sequence[SsdStore], keys: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]], rows: Sequence[Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')]], found: Sequence[Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]]) -> None:
     """Read from several stores at a time"""
-
-class FileCall(enum.Enum):
-    open = 0
-
-    read = 1
-
-    write = 2
-
-    sync = 3
-
-    remove = 4
-
-def inject_fault(call: FileCall, path_part: str, error: int, after: int = 0, times: int = 1) -> None:
-    """
-    For tests: calls of that kind on files with that in their path answer with an errno
-    """
-
-def clear_faults() -> None: ...
 
 class DramStore:
     """Rows in host memory"""
