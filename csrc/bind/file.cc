@@ -153,7 +153,8 @@ static void bind_files(nb::module_& m) {
       .def(
           "sync", [](const File& file) { make([&] { return file.sync(); }); }, "What was written is on the disk")
       .def("close", &File::close, "Not beside another call")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> File"))
       .def("__exit__", [](File& file, nb::args) { file.close(); }, kExit);
 
   nb::class_<FileLock>(m, "FileLock", "Held by one process until it is released or the process ends")
@@ -168,7 +169,8 @@ static void bind_files(nb::module_& m) {
       .def_prop_ro("path", [](const FileLock& lock) { return to_str(lock.path()); })
       .def_prop_ro("is_held", &FileLock::is_held, "False in a forked child")
       .def("release", &FileLock::release)
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> FileLock"))
       .def("__exit__", [](FileLock& lock, nb::args) { lock.release(); }, kExit);
 }
 
@@ -200,7 +202,8 @@ static void bind_streams(nb::module_& m) {
       .def(
           "finish", [](FileWriter& writer) { make([&] { return writer.finish(); }); }, "All of it is on the disk")
       .def("abandon", &FileWriter::abandon, Released(), "The file stays as it is")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> FileWriter"))
       .def(
           "__exit__",
           [](FileWriter& writer, nb::args) {
@@ -234,7 +237,8 @@ static void bind_streams(nb::module_& m) {
           nb::arg("offset"), nb::arg("out"), "All of the bytes, or an error")
       .def("bytes_from_ahead", &FileReader::bytes_from_ahead, Released())
       .def("close", &FileReader::close, Released())
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> FileReader"))
       .def(
           "__exit__",
           [](FileReader& reader, nb::args) {
