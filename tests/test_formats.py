@@ -13,7 +13,7 @@ from shoal import _native
 from shoal.config import Optimizer
 from shoal.ops.birth import reference as birth
 from shoal.ops.update import reference as update
-from shoal.records import FrameHeader, Kind
+from shoal.records.frames import FrameHeader, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "formats.md").read_text()

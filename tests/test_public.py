@@ -14,6 +14,7 @@ PUBLIC = [
     "Adam",
     "AdamW",
     "Assign",
+    "ChangeLog",
     "Clip",
     "Constant",
     "Dram",
@@ -37,7 +38,10 @@ PUBLIC = [
     "debug",
     "errors",
     "get_num_threads",
+    "load",
     "prefetch",
+    "recover",
+    "save",
     "set_num_threads",
 ]
 

@@ -298,6 +298,13 @@ Status remove_file(const std::string& path, FileOwner owner) {
   return answer_of(error == ENOENT ? 0 : error, owner, path, "could not be removed");
 }
 
+Status remove_directory(const std::string& path, FileOwner owner) {
+  // Where power cuts are recorded it stays: files that were in it may come back.
+  const int error =
+      ask(FileCall::remove, path, [&] { return PowerCut::instance().records(path) ? 0 : ::rmdir(path.c_str()); });
+  return answer_of(error == ENOENT ? 0 : error, owner, path, "could not be removed");
+}
+
 Status rename_file(const std::string& from, const std::string& to, FileOwner owner) {
   const int error = ask(FileCall::rename, from, [&] {
     const bool recorded = PowerCut::instance().records(from) || PowerCut::instance().records(to);

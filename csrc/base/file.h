@@ -97,6 +97,8 @@ class OwnedDirectory {
 
 // No error where there is none.
 Status remove_file(const std::string& path, FileOwner owner = FileOwner::ssd);
+// One that is empty; no error where there is none.
+Status remove_directory(const std::string& path, FileOwner owner);
 // In place of what is called `to`. Durable once its directory is synced.
 Status rename_file(const std::string& from, const std::string& to, FileOwner owner);
 // Names that were given and taken in it are on the disk.

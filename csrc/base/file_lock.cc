@@ -81,14 +81,14 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
   return *this;
 }
 
-Status FileLock::take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock) {
+Status FileLock::take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock, bool wait) {
   FileLock taken;
   taken.holder_ = ::getpid();
   // One that was removed since it was opened is no lock: whoever comes next would lock another.
   while (!taken.is_locked_ || !taken.file_.is_at(path)) {
     taken.release();
     if (Status status = OpenLocks::instance().open(path, owner, &taken.file_); !status.ok()) return status;
-    while (::flock(taken.file_.descriptor(), LOCK_EX | LOCK_NB) != 0) {
+    while (::flock(taken.file_.descriptor(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) return file_failed(owner, path, "could not be locked", errno);
       return {Code::storage, "[file " + path + "] wanted it for this process alone; " + holder_in(taken.file_) +

@@ -21,8 +21,9 @@ class FileLock {
   ~FileLock() { release(); }
 
   // Makes the file where there is none. `word`, of letters, says what it is for. Where another has it, even in this process,
-  // the error names its process.
-  static Status take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock);
+  // the error names its process; or it waits until nobody has it.
+  static Status take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock,
+                     bool wait = false);
   void release();
 
   const std::string& path() const { return file_.path(); }

@@ -2,7 +2,6 @@
 #include <new>
 
 #include "base/cpu.h"
-#include "base/crc32c.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/normal_table.h"
@@ -56,19 +55,6 @@ static nb::object output(size_t rows, size_t columns, Dtype dtype) {
   return nb::cast(nb::ndarray<nb::pytorch>(data, {rows, columns}, owner, {}, type));
 }
 
-// Of any object whose bytes lie in one piece, as the buffer protocol gives them.
-static uint32_t crc32c_of(nb::handle data, uint32_t seed) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-  uint32_t crc;
-  {
-    nb::gil_scoped_release released;
-    crc = crc32c(view.buf, static_cast<size_t>(view.len), seed);
-  }
-  PyBuffer_Release(&view);
-  return crc;
-}
-
 void bind_base(nb::module_& m) {
   nb::register_exception_translator(translate_bad_alloc);
 
@@ -76,8 +62,6 @@ void bind_base(nb::module_& m) {
   m.def("isa", [] { return isa_name(active_isa()); }, "The instruction set in use");
   m.def("set_isa", &set_isa, nb::arg("name"), "Use another one; false if it is not there");
 
-  m.def("crc32c", &crc32c_of, nb::arg("data"), nb::arg("seed") = 0,
-        "CRC-32C of a contiguous buffer, going on from that of what came before");
   m.def("name_hash", [](const std::string& name) { return name_hash(name); }, nb::arg("name"));
   m.def("birth_stream", &birth_stream, nb::arg("seed"), nb::arg("name_hash"));
   m.def("rounding_stream", &rounding_stream, nb::arg("seed"), nb::arg("name_hash"));

@@ -160,12 +160,12 @@ static void bind_files(nb::module_& m) {
   nb::class_<FileLock>(m, "FileLock", "Held by one process until it is released or the process ends")
       .def_static(
           "take",
-          [](const Path& path, const std::string& word, FileOwner owner) {
+          [](const Path& path, const std::string& word, FileOwner owner, bool wait) {
             FileLock lock;
-            make([&] { return FileLock::take(path.string(), word, owner, &lock); });
+            make([&] { return FileLock::take(path.string(), word, owner, &lock, wait); });
             return lock;
           },
-          nb::arg("path"), nb::arg("word"), nb::arg("owner") = FileOwner::log)
+          nb::arg("path"), nb::arg("word"), nb::arg("owner") = FileOwner::log, nb::arg("wait") = false)
       .def_prop_ro("path", [](const FileLock& lock) { return to_str(lock.path()); })
       .def_prop_ro("is_held", &FileLock::is_held, "False in a forked child")
       .def("release", &FileLock::release)
@@ -252,6 +252,10 @@ static void bind_names(nb::module_& m) {
   m.def(
       "remove_file", [](const Path& path, FileOwner owner) { make([&] { return remove_file(path.string(), owner); }); },
       nb::arg("path"), nb::arg("owner") = FileOwner::log, "No error where there is none");
+  m.def(
+      "remove_directory",
+      [](const Path& path, FileOwner owner) { make([&] { return remove_directory(path.string(), owner); }); },
+      nb::arg("path"), nb::arg("owner") = FileOwner::log, "One that is empty; no error where there is none");
   m.def(
       "rename_file",
       [](const Path& from, const Path& to, FileOwner owner) {

@@ -1,5 +1,8 @@
+#include <nanobind/stl/optional.h>
+
 #include "bind/bags.h"
 #include "bind/bind.h"
+#include "kernels/bucket_order.h"
 #include "kernels/pool.h"
 #include "kernels/rows_io.h"
 #include "kernels/update.h"
@@ -42,6 +45,16 @@ static std::vector<std::tuple<int64_t, int64_t, int64_t>> update_rows(const std:
   return left_out;
 }
 
+// Address, first float of the row's state, floats.
+using BoundColumn = std::tuple<uintptr_t, int32_t, int32_t>;
+
+static RowColumns columns_of(uintptr_t weights, const std::vector<BoundColumn>& state,
+                             const std::optional<Vector<double>>& scores) {
+  RowColumns columns{reinterpret_cast<char*>(weights), {}, scores ? scores->data() : nullptr};
+  for (auto [address, from, width] : state) columns.state.push_back({reinterpret_cast<float*>(address), from, width});
+  return columns;
+}
+
 void bind_kernels(nb::module_& m) {
   nb::enum_<InitKind>(m, "InitKind")
       .value("zeros", InitKind::zeros)
@@ -69,6 +82,17 @@ void bind_kernels(nb::module_& m) {
       .value("first", Reduce::first)
       .value("last", Reduce::last);
 
+  nb::class_<ChangedKeys>(m, "ChangedKeys",
+                          "The keys whose rows changed since they were taken last, each at least once")
+      .def(nb::init<>())
+      .def("__len__", &ChangedKeys::size)
+      .def_prop_ro("is_incomplete", &ChangedKeys::is_incomplete, "Whether there was no memory to list some")
+      .def_prop_ro("has_unlisted", &ChangedKeys::has_unlisted,
+                   "Whether some are known by the flags of their rows alone")
+      .def(
+          "add", [](ChangedKeys& self, Vector<const int64_t> keys) { self.add(keys.data(), int64_t(keys.shape(0))); },
+          nb::arg("keys"))
+      .def("take", [](ChangedKeys& self) { return to_tensor(self.take()); }, "All of them; none is listed afterwards");
   nb::class_<UpdateTable>(m, "UpdateTable", "One table's part of a backward pass")
       .def(
           "__init__",
@@ -104,7 +128,10 @@ void bind_kernels(nb::module_& m) {
             table.grad_scale = grad_scale;
           },
           nb::arg("score"), nb::arg("clock"), nb::arg("step"), nb::arg("grad_scale"),
-          "What the next backward has of its own");
+          "What the next backward has of its own")
+      .def(
+          "track", [](UpdateTable& table, ChangedKeys* changed) { table.changed = changed; }, nb::arg("changed").none(),
+          nb::keep_alive<1, 2>(), "List the keys whose rows change there");
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",
@@ -194,6 +221,31 @@ void bind_kernels(nb::module_& m) {
       nb::arg("rows"), nb::arg("slots"), nb::arg("values"), nb::arg("clock"), nb::arg("threads"), Released(),
       "Whole rows to slots, where they are clean");
   m.def(
+      "order_by_bucket",
+      [](Vector<const int64_t> keys, uint64_t buckets, Vector<int64_t> out) {
+        order_by_bucket(keys.data(), int64_t(keys.shape(0)), buckets, out.data());
+      },
+      nb::arg("keys"), nb::arg("buckets"), nb::arg("out"), Released(), "Where the keys are that come by bucket");
+  m.def(
+      "export_rows",
+      [](const Rows& rows, Vector<int32_t> slots, uintptr_t weights, const std::vector<BoundColumn>& state,
+         std::optional<Vector<double>> scores, int threads) {
+        export_rows(rows, slots_of(slots), int64_t(slots.shape(0)), columns_of(weights, state, scores), threads);
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("weights"), nb::arg("state"), nb::arg("scores").none(),
+      nb::arg("threads"), Released(), "Whole rows to columns; state as (address, first float, floats)");
+  m.def(
+      "import_rows",
+      [](const Rows& rows, Vector<int32_t> slots, uintptr_t weights, const std::vector<BoundColumn>& state,
+         std::optional<Vector<double>> scores, Vector<const float> first_state, double score, uint32_t clock,
+         bool changed, int threads) {
+        import_rows(rows, slots_of(slots), int64_t(slots.shape(0)), columns_of(weights, state, scores),
+                    first_state.data(), {score, clock}, changed ? kChanged | kDirty : kDirty, threads);
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("weights"), nb::arg("state"), nb::arg("scores").none(),
+      nb::arg("first_state"), nb::arg("score"), nb::arg("clock"), nb::arg("changed"), nb::arg("threads"), Released(),
+      "Columns to whole rows; what is not given is as at birth");
+  m.def(
       "set_dirty",
       [](const Rows& rows, Vector<int32_t> slots, bool dirty) {
         (dirty ? set_flags : clear_flags)(rows, slots_of(slots), int64_t(slots.shape(0)), kDirty);
@@ -211,6 +263,19 @@ void bind_kernels(nb::module_& m) {
         stamp(rows, slots_of(slots), int64_t(slots.shape(0)), clock);
       },
       nb::arg("rows"), nb::arg("slots"), nb::arg("clock"), Released());
+  m.def(
+      "is_changed",
+      [](const Rows& rows, Vector<int32_t> slots, Vector<bool> out) {
+        for (size_t i = 0; i < slots.shape(0); ++i)
+          out.data()[i] = rows.flags(rows.tail(slots_of(slots)[i])) & kChanged;
+      },
+      nb::arg("rows"), nb::arg("slots"), nb::arg("out"), Released());
+  m.def(
+      "clear_changed",
+      [](const Rows& rows, Vector<int32_t> slots) {
+        clear_flags(rows, slots_of(slots), int64_t(slots.shape(0)), kChanged);
+      },
+      nb::arg("rows"), nb::arg("slots"), Released());
   m.def(
       "mark_erased",
       [](const Rows& rows, Vector<int32_t> slots) {

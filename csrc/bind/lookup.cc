@@ -282,11 +282,11 @@ void bind_lookup(nb::module_& m) {
           nb::arg("threads"), Released(), "Pool what waited for births")
       .def(
           "touch",
-          [](BoundBags& self, const Rows& rows, int64_t source, int64_t copy, double score) {
+          [](BoundBags& self, const Rows& rows, int64_t source, int64_t copy, double score, ChangedKeys* changed) {
             KeyRange keys = self.range(source, copy);
-            touch(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, score);
+            touch(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, score, changed);
           },
-          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("score"), Released(),
+          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("score"), nb::arg("changed").none(), Released(),
           "Raise the scores of one part's rows")
       .def(
           "stamp",

@@ -99,6 +99,49 @@ void unpack(const Rows& rows, const uint32_t* slots, int64_t n, const char* in, 
   });
 }
 
+// Rows ahead that are asked for: a table's keys do not lie in the order of its slots.
+static constexpr int64_t kRowsAhead = 8;
+
+static void ask(const Rows& rows, uint32_t slot) {
+  for (int64_t at = 0; at < rows.weight_bytes; at += 64) __builtin_prefetch(rows.weights(slot) + at);
+  for (int64_t at = 0; at < rows.tail_bytes; at += 64) __builtin_prefetch(rows.tail(slot) + at);
+}
+
+void export_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowColumns& to, int threads) {
+  const size_t bytes = size_t(rows.weight_bytes);
+  by_task(n, threads, [&](int64_t from, int64_t count) {
+    const int64_t end = from + count;
+    for (int64_t i = from; i < std::min(from + kRowsAhead, end); ++i) ask(rows, slots[i]);
+    for (int64_t i = from; i < end; ++i) {
+      if (i + kRowsAhead < end) ask(rows, slots[i + kRowsAhead]);
+      char* tail = rows.tail(slots[i]);
+      std::memcpy(to.weights + i * rows.weight_bytes, rows.weights(slots[i]), bytes);
+      for (const StateColumn& column : to.state)
+        std::memcpy(column.data + i * column.width, rows.state(tail) + column.from, size_t(column.width) * 4);
+      if (to.scores) to.scores[i] = rows.score(tail);
+    }
+  });
+}
+
+void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowColumns& from, const float* first_state,
+                 const Birth& at, uint32_t flags, int threads) {
+  const size_t bytes = size_t(rows.weight_bytes);
+  int64_t given = 0;
+  for (const StateColumn& column : from.state) given += column.width;
+  const bool is_whole = given == rows.state_floats;
+  by_task(n, threads, [&](int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; ++i) {
+      char* tail = rows.tail(slots[i]);
+      std::memcpy(rows.weights(slots[i]), from.weights + i * rows.weight_bytes, bytes);
+      if (!is_whole) std::memcpy(rows.state(tail), first_state, size_t(rows.state_floats) * 4);
+      for (const StateColumn& column : from.state)
+        std::memcpy(rows.state(tail) + column.from, column.data + i * column.width, size_t(column.width) * 4);
+      rows.set_score(tail, from.scores ? from.scores[i] : at.score);
+      rows.flags(tail) = stamped(flags, at.clock);
+    }
+  });
+}
+
 void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock) {
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] == kNoSlot) continue;
@@ -108,12 +151,13 @@ void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock) {
   }
 }
 
-void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score) {
+void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score, ChangedKeys* changed) {
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] == kNoSlot) continue;
     char* tail = rows.tail(slots[i]);
     if (rows.score(tail) >= score || rows.flags(tail) & kErased) continue;
     rows.set_score(tail, score);
+    if (changed && !(rows.flags(tail) & kChanged)) changed->leave_unlisted();
     rows.flags(tail) |= kChanged | kDirty;
   }
 }

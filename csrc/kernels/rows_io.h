@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/cpu.h"
 #include "base/rows.h"
 #include "kernels/birth.h"
+#include "kernels/changed.h"
 
 namespace shoal {
 
@@ -41,10 +43,27 @@ int64_t packed_bytes(const Rows& rows);
 void pack(const Rows& rows, const uint32_t* slots, int64_t n, char* out, int threads);
 // To slots, where they are clean, and stamped.
 void unpack(const Rows& rows, const uint32_t* slots, int64_t n, const char* in, uint32_t clock, int threads);
+// Whole rows in columns, as they leave the process: weights [n, weight_bytes], some state columns [n, width] each, scores [n]
+// or null.
+struct StateColumn {
+  float* data;
+  int32_t from, width;  // floats of the row's state
+};
+struct RowColumns {
+  char* weights;
+  std::vector<StateColumn> state;
+  double* scores;
+};
+void export_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowColumns& to, int threads);
+// To slots, with these flags. What is not among the columns is as at birth. REQUIRES: the slots differ.
+void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowColumns& from, const float* first_state,
+                 const Birth& at, uint32_t flags, int threads);
+
 // Stamps rows in use. Readers may do it beside each other.
 void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock);
-// Raises the scores of rows in use to `score`.
-void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score);
+// Raises the scores of rows in use to `score`. `changed`, if it is not null, hears that there are rows that were not flagged
+// changed; whose they are is not known any more when this is called.
+void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score, ChangedKeys* changed);
 
 struct RowsKernel {
   void (*birth)(const Rows& rows, const Init& init, const float* state, const Birth& at, const int64_t* keys,

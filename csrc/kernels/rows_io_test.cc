@@ -1,6 +1,7 @@
 #include "kernels/rows_io.h"
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "base/check.h"
@@ -97,13 +98,58 @@ void a_touch_only_raises_scores_of_rows_that_are_there() {
   uint32_t erased = table.slots[3];
   set_flags(table.rows(), &erased, 1, kErased);
   uint32_t used[6] = {table.slots[0], kNoSlot, table.slots[1], table.slots[2], table.slots[3], table.slots[0]};
-  touch(table.rows(), used, 6, 6.0);
+  ChangedKeys changed;
+  touch(table.rows(), used, 6, 6.0, &changed);
+  CHECK(changed.has_unlisted() && changed.size() == 0);
   double out[5];
   read_scores(table.rows(), table.slots.data(), 5, out);
   CHECK(out[0] == 6.0 && out[1] == 6.0 && out[2] == 7.0 && out[3] == 5.0 && out[4] == 5.0);
   // Only where the score changed did the row.
   CHECK(table.flags(table.slots[0]) == (kChanged | kDirty) && table.flags(table.slots[1]) == 0);
   CHECK(table.flags(table.slots[2]) == 0 && table.flags(table.slots[3]) == kErased && table.flags(table.slots[4]) == 0);
+  changed.take();
+  touch(table.rows(), used, 6, 7.0, &changed);
+  CHECK(changed.has_unlisted());  // of the second
+  changed.take();
+  touch(table.rows(), used, 6, 7.0, &changed);
+  CHECK(!changed.has_unlisted());
+}
+
+void rows_leave_and_come_in_columns() {
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    constexpr int64_t kRows = 3000;
+    Table from(5, dtype, kRows), to(5, dtype, kRows);
+    std::vector<float> state(kRows * 3);
+    std::vector<double> scores(kRows);
+    for (size_t i = 0; i < state.size(); ++i) state[i] = float(i);
+    for (size_t i = 0; i < scores.size(); ++i) scores[i] = double(i) / 3;
+    write_state(from.rows(), from.slots.data(), kRows, 0, 3, state.data());
+    write_scores(from.rows(), from.slots.data(), kRows, scores.data());
+    std::vector<uint32_t> order(from.slots.rbegin(), from.slots.rend());
+    std::vector<char> weights(size_t(kRows * from.rows().weight_bytes));
+    std::vector<float> one(kRows), two(kRows * 2);
+    std::vector<double> out(kRows);
+    RowColumns columns{weights.data(), {{two.data(), 1, 2}, {one.data(), 0, 1}}, out.data()};
+    export_rows(from.rows(), order.data(), kRows, columns, 2);
+    CHECK(one[0] == state[(kRows - 1) * 3] && two[1] == state[kRows * 3 - 1] && out[0] == scores.back());
+    const float first[3] = {7, 8, 9};
+    const std::vector<uint32_t> there(to.slots.rbegin(), to.slots.rend());
+    import_rows(to.rows(), there.data(), kRows, columns, first, {1.0, 5}, kDirty, 2);
+    for (size_t i = 0; i < kRows; ++i) {
+      CHECK(std::memcmp(from.rows().weights(from.slots[i]), to.rows().weights(to.slots[i]),
+                        size_t(from.rows().weight_bytes)) == 0);
+      char *a = from.rows().tail(from.slots[i]), *b = to.rows().tail(to.slots[i]);
+      CHECK(std::memcmp(from.rows().state(a), to.rows().state(b), 12) == 0);
+      CHECK(to.rows().score(b) == scores[i] && to.rows().flags(b) == stamped(kDirty, 5));
+    }
+    // What is not given is as at birth.
+    columns.state.pop_back();
+    columns.scores = nullptr;
+    import_rows(to.rows(), there.data(), kRows, columns, first, {1.0, 6}, kChanged | kDirty, 1);
+    char* tail = to.rows().tail(to.slots[4]);
+    CHECK(to.rows().state(tail)[0] == 7 && to.rows().state(tail)[2] == state[14] && to.rows().score(tail) == 1.0);
+    CHECK(to.rows().flags(tail) == stamped(kChanged | kDirty, 6));
+  }
 }
 
 }  // namespace
@@ -115,4 +161,5 @@ int main() {
   shoal::columns_of_the_state();
   shoal::scores();
   shoal::a_touch_only_raises_scores_of_rows_that_are_there();
+  shoal::rows_leave_and_come_in_columns();
 }

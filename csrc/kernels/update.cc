@@ -20,6 +20,8 @@ static constexpr int64_t kPartsPerThread = 4;  // so that an uneven one does not
 static constexpr int64_t kPairsPerChunk = 8192;
 static constexpr int64_t kMaxParts = 1024;
 static constexpr int64_t kLinePairs = 64 / sizeof(uint64_t);
+// Bags that are looked through for the key of a row, where a pair has only the bag.
+static constexpr int64_t kShortBag = 64;
 
 namespace {
 
@@ -45,11 +47,21 @@ int shift_for(const Rows& rows, int64_t parts) {
   return shift;
 }
 
+bool has_short_bags(const UpdateFeature& feature, const Bags& bags) {
+  const int64_t first = feature.source * bags.batch;
+  int64_t longest = 0;
+  for (int64_t bag = first; bag < first + bags.batch; ++bag)
+    longest = std::max(longest, bags.offset(bag + 1) - bags.offset(bag));
+  return longest <= kShortBag;
+}
+
 // A gradient's row follows from the pair alone if the table has one feature, whose gradients all reach their rows with the
-// same factor, and no rounding that wants the key.
+// same factor, and no rounding that wants the key; and the key, where somebody asks for those that changed.
 bool is_direct(const UpdateTable& table, const std::vector<GradientRow>& features, const Bags& bags) {
-  return features.size() == 1 && !bags.weights && features[0].feature->pooling != Pooling::mean &&
-         table.rows->dtype == Dtype::f32;
+  if (features.size() != 1 || bags.weights || features[0].feature->pooling == Pooling::mean ||
+      table.rows->dtype != Dtype::f32)
+    return false;
+  return !table.changed || features[0].feature->pooling == Pooling::none || has_short_bags(*features[0].feature, bags);
 }
 
 // Room for all pairs, and for what a thread needs to sort a part and to walk it: one buffer, as an allocation that fails
@@ -226,6 +238,8 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   for (size_t t = 0; t < tables.size(); ++t)
     for (int64_t p = 0; p < split[t].parts; ++p)
       table_of[static_cast<size_t>(split[t].first_part + p)] = static_cast<int64_t>(t);
+  std::vector<int64_t> changed(static_cast<size_t>(part_count), 0);  // keys, where the part's pairs were
+  auto changed_of = [&](size_t p) { return reinterpret_cast<int64_t*>(pairs + part_begin[p]); };
   const UpdateKernel& kernel = update_kernel();
   // From here on rows change: nothing may throw.
   pool.run(part_count, threads, [&](int64_t p, int seat) {
@@ -233,13 +247,18 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     int64_t begin = part_begin[static_cast<size_t>(p)], n = part_begin[static_cast<size_t>(p) + 1] - begin;
     if (n == 0) return;
     const uint64_t* sorted = sort_by_slot(pairs + begin, workspace.spare(p, seat), n, split[t].shift);
-    UpdatePart part{&tables[t], split[t].features.data(), split[t].direct, bag_of.get()};
+    UpdatePart part{&tables[t], split[t].features.data(), split[t].direct, bag_of.get(),
+                    tables[t].changed ? changed_of(static_cast<size_t>(p)) : nullptr};
     UpdateCounts did = kernel.run(part, bags, sorted, n, workspace.scratch(seat));
     auto add = [](int64_t& total, int64_t n) { std::atomic_ref(total).fetch_add(n, std::memory_order_relaxed); };
     add(counts_of[t].rows, did.rows);
     add(counts_of[t].dropped, did.dropped);
     add(counts_of[t].nonfinite, did.nonfinite);
+    add(counts_of[t].changed, did.changed);
+    changed[static_cast<size_t>(p)] = did.changed;
   });
+  for (size_t p = 0; p < changed.size(); ++p)
+    if (changed[p]) tables[static_cast<size_t>(table_of[p])].changed->add_late(changed_of(p), changed[p]);
   return counts_of;
 }
 

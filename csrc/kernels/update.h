@@ -10,6 +10,7 @@
 #include "base/cpu.h"
 #include "base/rows.h"
 #include "kernels/batch.h"
+#include "kernels/changed.h"
 #include "kernels/pool.h"
 
 namespace shoal {
@@ -49,6 +50,7 @@ struct UpdateTable {
   uint32_t clock = 0;
   uint64_t step = 0;
   uint64_t rounding_stream = 0;
+  ChangedKeys* changed = nullptr;  // hears of keys whose rows were not flagged so; null if nobody asks
 };
 
 // The gradient of one feature's output, and where its rows lie.
@@ -65,6 +67,7 @@ struct UpdateCounts {
   int64_t rows = 0;       // rows changed
   int64_t dropped = 0;    // rows erased since the forward: their gradient goes nowhere
   int64_t nonfinite = 0;  // rows left alone because their gradients, added up, are too large to square
+  int64_t changed = 0;    // rows that were not flagged changed before
 };
 
 // What happened to each table. Throws std::bad_alloc before any row changes.
@@ -92,6 +95,9 @@ struct UpdatePart {
   // Where a pair's lower half is the number of a row of the only feature's gradient. Else it is a position of the batch.
   bool direct;
   const uint32_t* bag_of;  // [copies, n]: the bag a position belongs to; not for direct parts
+  // The keys of rows that were not flagged changed; null if nobody asks. It may lie where the pairs do: fewer keys are
+  // written than pairs were read.
+  int64_t* changed;
 };
 
 struct UpdateKernel {

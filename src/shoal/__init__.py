@@ -1,5 +1,8 @@
 """Embedding tables for PyTorch that grow with the ids they see."""
 
+import importlib as _importlib
+import typing as _typing
+
 from shoal import errors
 from shoal.config import (
     SGD,
@@ -28,7 +31,14 @@ from shoal.modules import EmbeddingBagCollection, EmbeddingCollection, JaggedTen
 from shoal.prefetch import prefetch
 from shoal.storage import Storage
 
+if _typing.TYPE_CHECKING:
+    from shoal.checkpoint import load, recover, save
+    from shoal.log import ChangeLog
+
 __version__ = "0.1.0"
+
+# What stands on Arrow is imported when it is asked for: who trains in memory alone does not wait for it.
+_LAZY = {"ChangeLog": "log", "load": "checkpoint", "recover": "checkpoint", "save": "checkpoint"}
 
 __all__ = [
     "SGD",
@@ -36,6 +46,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Assign",
+    "ChangeLog",
     "Clip",
     "Constant",
     "Dram",
@@ -58,6 +69,16 @@ __all__ = [
     "debug",
     "errors",
     "get_num_threads",
+    "load",
     "prefetch",
+    "recover",
+    "save",
     "set_num_threads",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(_importlib.import_module(f"shoal.{_LAZY[name]}"), name)
+    return value

@@ -20,9 +20,6 @@ def isa() -> str:
 def set_isa(name: str) -> bool:
     """Use another one; false if it is not there"""
 
-def crc32c(data: object, seed: int = 0) -> int:
-    """CRC-32C of a contiguous buffer, going on from that of what came before"""
-
 def name_hash(name: str) -> int: ...
 
 def birth_stream(seed: int, name_hash: int) -> int: ...
@@ -107,7 +104,7 @@ class FileLock:
     """Held by one process until it is released or the process ends"""
 
     @staticmethod
-    def take(path: str | os.PathLike[str], word: str, owner: FileOwner = FileOwner.log) -> FileLock: ...
+    def take(path: str | os.PathLike[str], word: str, owner: FileOwner = FileOwner.log, wait: bool = False) -> FileLock: ...
 
     @property
     def path(self) -> str: ...
@@ -180,6 +177,9 @@ class FileReader:
 
 def remove_file(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
     """No error where there is none"""
+
+def remove_directory(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+    """One that is empty; no error where there is none"""
 
 def rename_file(path: str | os.PathLike[str], to: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
     """In place of what is called `to`"""
@@ -444,6 +444,28 @@ class Reduce(enum.Enum):
 
     last = 3
 
+class ChangedKeys:
+    """
+    The keys whose rows changed since they were taken last, each at least once
+    """
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether there was no memory to list some"""
+
+    @property
+    def has_unlisted(self) -> bool:
+        """Whether some are known by the flags of their rows alone"""
+
+    def add(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def take(self) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
+        """All of them; none is listed afterwards"""
+
 class UpdateTable:
     """One table's part of a backward pass"""
 
@@ -453,6 +475,9 @@ class UpdateTable:
 
     def begin(self, score: float, clock: int, step: int, grad_scale: float) -> None:
         """What the next backward has of its own"""
+
+    def track(self, changed: ChangedKeys | None) -> None:
+        """List the keys whose rows change there"""
 
 class UpdateFeature:
     """The gradient of one feature's output"""
@@ -487,11 +512,24 @@ def pack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(N
 def unpack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)], clock: int, threads: int) -> None:
     """Whole rows to slots, where they are clean"""
 
+def order_by_bucket(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')]) -> None:
+    """Where the keys are that come by bucket"""
+
+def export_rows(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: int, state: Sequence[tuple[int, int, int]], scores: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu')] | None, threads: int) -> None:
+    """Whole rows to columns; state as (address, first float, floats)"""
+
+def import_rows(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: int, state: Sequence[tuple[int, int, int]], scores: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu')] | None, first_state: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], score: float, clock: int, changed: bool, threads: int) -> None:
+    """Columns to whole rows; what is not given is as at birth"""
+
 def set_dirty(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], dirty: bool) -> None: ...
 
 def is_dirty(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]) -> None: ...
 
 def stamp(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], clock: int) -> None: ...
+
+def is_changed(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+def clear_changed(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
 def mark_erased(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
@@ -567,7 +605,7 @@ class Bags:
     def finish(self, threads: int) -> None:
         """Pool what waited for births"""
 
-    def touch(self, rows: Rows, source: int, copy: int, score: float) -> None:
+    def touch(self, rows: Rows, source: int, copy: int, score: float, changed: ChangedKeys | None) -> None:
         """Raise the scores of one part's rows"""
 
     def stamp(self, rows: Rows, source: int, copy: int, clock: int) -> None:

@@ -11,6 +11,7 @@
     ├── BackwardError     (RuntimeError)     a backward pass that cannot be applied
     ├── StateDictError    (RuntimeError)     a state dict that cannot be made or loaded
     ├── StorageError      (OSError)          a file or disk that failed, or what is on it is damaged
+    ├── CheckpointError   (RuntimeError)     a log or checkpoint that is not there, or does not fit
     └── ForkError         (RuntimeError)     use in a forked child process
 
 `except ShoalError` catches them all; the built-in class in brackets is a base too, so that code which knows nothing of
@@ -20,6 +21,7 @@ Shoal catches what it would expect. Messages read "[where] what was wanted; got 
 __all__ = [
     "BackwardError",
     "CapacityError",
+    "CheckpointError",
     "ConfigError",
     "DeviceError",
     "ForkError",
@@ -79,6 +81,10 @@ class StateDictError(ShoalError, RuntimeError):
 
 class StorageError(ShoalError, OSError):
     """A file, a disk or a user's storage failed, or what is on it is not what was written."""
+
+
+class CheckpointError(ShoalError, RuntimeError):
+    """A log, a checkpoint or a version of it is not there, or does not fit the tables."""
 
 
 class ForkError(ShoalError, RuntimeError):

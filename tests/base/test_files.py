@@ -138,7 +138,7 @@ def test_names(tmp_path):
         (_native.FileCall.size, lambda path: _native.file_size(path / "a")),
         (_native.FileCall.truncate, lambda path: _native.File.open_to_write(path / "a").truncate(1)),
     ],
-    ids=str,
+    ids=lambda value: value.name if isinstance(value, _native.FileCall) else "",
 )
 def test_every_call_can_be_made_to_fail(tmp_path, call, make):
     write_file(tmp_path / "a", b"abc")

@@ -12,7 +12,9 @@ from made_rows import LAYOUT, assert_same, layouts, rows_of
 
 from shoal import _native
 from shoal.errors import InputError, StorageError
-from shoal.records import (
+from shoal.records import ipc
+from shoal.records.arrow import to_arrow
+from shoal.records.frames import (
     FRAME_ALIGNMENT,
     HEADER_BYTES,
     NO_TABLE,
@@ -25,8 +27,6 @@ from shoal.records import (
     encode_commit,
     encode_deletes,
     encode_puts,
-    ipc,
-    to_arrow,
 )
 
 
@@ -50,7 +50,7 @@ def test_crc32c_of_any_contiguous_buffer():
     assert _native.crc32c(memoryview(b"_123456789")[1:]) == 0xE3069283
     assert _native.crc32c(pa.py_buffer(b"123456789")) == 0xE3069283
     assert _native.crc32c(data=b"6789", seed=_native.crc32c(b"12345")) == 0xE3069283
-    with pytest.raises(BufferError):
+    with pytest.raises(TypeError):
         _native.crc32c(memoryview(b"12345678")[::2])
     with pytest.raises(TypeError):
         _native.crc32c("123456789")

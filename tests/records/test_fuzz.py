@@ -16,25 +16,19 @@ from made_rows import LAYOUT, assert_same, rows_of
 
 from shoal import _native
 from shoal.errors import StorageError
-from shoal.records import (
+from shoal.records import Layout, ipc, nested, strict_json, tensors
+from shoal.records.arrow import arrow_schema, from_arrow, to_arrow
+from shoal.records.frames import (
     HEADER_BYTES,
     FrameHeader,
     Kind,
-    Layout,
     decode_commit,
     decode_deletes,
     decode_puts,
     encode_commit,
     encode_deletes,
     encode_puts,
-    from_arrow,
-    ipc,
-    nested,
-    strict_json,
-    tensors,
-    to_arrow,
 )
-from shoal.records.rows import arrow_schema
 
 T = TypeVar("T")
 

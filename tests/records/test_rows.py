@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 from made_rows import LAYOUT, assert_same, bits_of, layouts, rows_of
 
 from shoal.errors import InputError, StorageError
-from shoal.records import (
-    Layout,
-    Rows,
-    StateColumn,
-    arrow_schema,
-    from_arrow,
-    keys_from_arrow,
-    keys_schema,
-    keys_to_arrow,
-    to_arrow,
-)
+from shoal.records import Layout, Rows, StateColumn
+from shoal.records.arrow import arrow_schema, from_arrow, keys_from_arrow, keys_schema, keys_to_arrow, to_arrow
 
 
 def test_schema():

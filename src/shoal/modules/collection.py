@@ -16,7 +16,7 @@ from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import load_content, save_content, state_names
 from shoal.modules.torchrec import looks_like_config, table_of
-from shoal.table import Staging, TableHandle, TableStats, content_bytes, open_group, registry
+from shoal.table import Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
 _counter = itertools.count()
 
@@ -226,6 +226,8 @@ class Collection(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if are_left_out():
+            return
         with self._group.reading_all():
             wanted = sum(content_bytes(table.config, len(table)) for table in self._group.tables)
             if wanted > self.state_dict_limit:
@@ -254,6 +256,8 @@ class Collection(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if are_left_out():
+            return
         names = [name for config in self._configs for name in state_names(config, self._prefix(prefix, config))]
         missing_keys += [name for name in names if name not in state_dict]
         others = {name: value for name, value in state_dict.items() if name not in names}

@@ -1,6 +1,6 @@
 """The tables' optimizers as torch sees them: settings that schedulers may change, and steps that happen in backward."""
 
-from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, ValuesView
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from shoal.errors import StateDictError
 from shoal.table import Group
 
 
-class _Settings(Mapping[str, Any]):
+class _Settings(MutableMapping[str, Any]):
     """A param group as its table reads it in a backward: a setting that was changed since the last one is checked."""
 
     def __init__(self, optimizer: Optimizer, group: dict[str, Any]) -> None:
@@ -29,6 +29,15 @@ class _Settings(Mapping[str, Any]):
             replace(self._optimizer, **{name: given})  # raises ConfigError
             self._checked[name] = given
         return given
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(self._group[name], Tensor):
+            self._group[name].fill_(value)
+        else:
+            self._group[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"[bags.optimizer] a setting can be changed, not removed; got {name!r}.")
 
     def values(self) -> ValuesView[Any]:
         # Read for every table in every backward, so at first without a look at each.

@@ -30,16 +30,9 @@ from torch import Tensor
 from shoal import _native
 from shoal.errors import InputError, StorageError
 from shoal.records import ipc, strict_json
+from shoal.records.arrow import arrow_schema, from_arrow, keys_from_arrow, keys_schema, keys_to_arrow, to_arrow
 from shoal.records.layout import Layout
-from shoal.records.rows import (
-    Rows,
-    arrow_schema,
-    from_arrow,
-    keys_from_arrow,
-    keys_schema,
-    keys_to_arrow,
-    to_arrow,
-)
+from shoal.records.rows import Rows
 
 Buffer = bytes | bytearray | memoryview
 
@@ -47,7 +40,7 @@ HEADER_BYTES = 64
 FRAME_ALIGNMENT = 64
 NO_TABLE = 2**32 - 1
 
-_MAGIC = b"SHFR"
+MAGIC = b"SHFR"
 _HEADER_VERSION = 1
 _HEADER = struct.Struct("<4sHHIIQQQ20s")
 _CRC = struct.Struct("<I")
@@ -91,7 +84,7 @@ class FrameHeader:
         if wrong is not None:
             raise InputError(f"[frame] {wrong}.")
         fields = (self.kind, _HEADER_VERSION, self.table, self.payload_crc, self.version, self.payload_bytes, self.rows)
-        packed = _HEADER.pack(_MAGIC, *fields, b"")
+        packed = _HEADER.pack(MAGIC, *fields, b"")
         return packed + _CRC.pack(_native.crc32c(packed))
 
     @classmethod
@@ -101,8 +94,8 @@ class FrameHeader:
             raise StorageError(f"[{where}] wanted a frame's header of {HEADER_BYTES} bytes; got {len(data)}.")
         raw = bytes(data[:HEADER_BYTES])
         magic, kind, header_version, table, payload_crc, version, payload_bytes, rows, zeros = _HEADER.unpack_from(raw)
-        if magic != _MAGIC:
-            raise StorageError(f"[{where}] wanted a frame, which begins with {_MAGIC!r}; got {magic!r}. Is it damaged?")
+        if magic != MAGIC:
+            raise StorageError(f"[{where}] wanted a frame, which begins with {MAGIC!r}; got {magic!r}. Is it damaged?")
         (wanted_crc,) = _CRC.unpack_from(raw, _HEADER.size)
         if (crc := _native.crc32c(raw[: _HEADER.size])) != wanted_crc:
             raise StorageError(f"[{where}] wanted a frame's header with CRC {wanted_crc:#010x}; got {crc:#010x}.")

@@ -11,10 +11,10 @@ Buffer = bytes | bytearray | memoryview
 
 def encode(batch: pa.RecordBatch) -> list[memoryview]:
     """The stream's bytes in pieces, to be written one after another; columns are views of the batch's memory."""
-    pieces = _Pieces()
+    pieces = Pieces()
     with pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), batch.schema) as writer:
         writer.write_batch(batch)
-    return pieces.views()
+    return pieces.take()
 
 
 def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
@@ -29,10 +29,7 @@ def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
         found = pa.ipc.read_schema(_next(messages, "schema", where))
         # Before the batch is read: a schema of another kind could make the reader allocate, for a dictionary say.
         require_schema(found, schema, where)
-        message = _next(messages, "record batch", where)
-        if _is_compressed(message.metadata):
-            raise StorageError(f"[{where}] wanted an Arrow stream without compression; got a compressed batch.")
-        batch = pa.ipc.read_record_batch(message, found)
+        batch = _batch(_next(messages, "record batch", where), found, where)
         after = next(iter(messages), None)
     except (pa.ArrowException, OSError, EOFError, struct.error) as error:
         if isinstance(error, StorageError):
@@ -52,7 +49,28 @@ def require_schema(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
         )
 
 
-class _Pieces:
+def decode_batch(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """The batch of a message that was part of a stream with that schema, over the memory of `data`, as `decode`."""
+    source = pa.BufferReader(pa.py_buffer(data))
+    try:
+        messages = pa.ipc.MessageReader.open_stream(source)
+        batch = _batch(_next(messages, "record batch", where), schema, where)
+    except (pa.ArrowException, OSError, EOFError, struct.error) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"[{where}] wanted an Arrow batch; got one with: {error}. Is it damaged?") from None
+    if source.tell() != memoryview(data).nbytes:
+        raise StorageError(f"[{where}] wanted one Arrow batch and nothing behind it; got more. Is it damaged?")
+    return batch
+
+
+def _batch(message: pa.Message, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    if _is_compressed(message.metadata):
+        raise StorageError(f"[{where}] wanted an Arrow stream without compression; got a compressed batch.")
+    return pa.ipc.read_record_batch(message, schema)
+
+
+class Pieces:
     """A file as Arrow sees it, which keeps what is written instead of copying it."""
 
     closed = False
@@ -76,8 +94,10 @@ class _Pieces:
     def close(self) -> None:
         self.closed = True
 
-    def views(self) -> list[memoryview]:
-        return [memoryview(piece).cast("B") for piece in self._pieces]
+    def take(self) -> list[memoryview]:
+        """What was written since the last take."""
+        pieces, self._pieces = self._pieces, []
+        return [memoryview(piece).cast("B") for piece in pieces]
 
 
 def _next(messages: pa.ipc.MessageReader, kind: str, where: str) -> pa.Message:

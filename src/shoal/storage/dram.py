@@ -1,6 +1,6 @@
 """Rows in host memory: weights, state columns and score, by slot."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class DramStorage:
 
     def __init__(self, dim: int, dtype: str, columns: Sequence[Column]) -> None:
         self.dim = dim
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self.columns = tuple(columns)
         self.packed = PackedRows(dim, dtype, columns)
         self._at: dict[str, int] = {}
@@ -91,6 +92,60 @@ class DramStorage:
     def write_scores(self, slots: Tensor, scores: Tensor) -> None:
         """Scores from float64 [n]."""
         _native.write_scores(self.rows, slots, scores)
+
+    # ---- whole rows in columns, as they leave the process
+
+    def export(self, slots: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Weights [n, dim] in their own dtype, state columns and scores of slots."""
+        n = len(slots)
+        weights = torch.empty(n, self.dim, dtype=self._dtype, device="cpu")
+        state = {
+            column.name: torch.empty(n, column.width, dtype=torch.float32, device="cpu") for column in self.columns
+        }
+        scores = torch.empty(n, dtype=torch.float64, device="cpu")
+        _native.export_rows(self.rows, slots, weights.data_ptr(), self._addresses(state), scores, get_num_threads())
+        return weights, state, scores
+
+    def put(
+        self,
+        slots: Tensor,
+        weights: Tensor,
+        state: Mapping[str, Tensor],
+        scores: Tensor | None,
+        score: float,
+        clock: int,
+        changed: bool,
+    ) -> None:
+        """Whole rows from columns of their own dtypes; state that is not given is as at birth, and so is the score."""
+        _native.import_rows(
+            self.rows,
+            slots,
+            weights.data_ptr(),
+            self._addresses(state),
+            scores,
+            self.first_state,
+            score,
+            clock,
+            changed,
+            get_num_threads(),
+        )
+
+    def _addresses(self, state: Mapping[str, Tensor]) -> list[tuple[int, int, int]]:
+        return [
+            (state[column.name].data_ptr(), self._at[column.name], column.width)
+            for column in self.columns
+            if column.name in state
+        ]
+
+    def is_changed(self, slots: Tensor) -> Tensor:
+        """Whether each row changed since that was cleared."""
+        out = torch.empty(len(slots), dtype=torch.bool, device="cpu")
+        _native.is_changed(self.rows, slots, out)
+        return out
+
+    def clear_changed(self, slots: Tensor) -> None:
+        """Say that nobody needs to hear again that rows changed."""
+        _native.clear_changed(self.rows, slots)
 
     # ---- whole rows, as they are below memory: weights, state, score
 

@@ -23,6 +23,7 @@ _UNIT = 16  # bytes: rows begin at multiples of it, for wide loads
 _MOST_SLOTS = 2**31
 _WEIGHTS, _TAILS = 0, 1
 CHANGED_FLAGS = 11  # as ops/birth/triton.py has them
+CHANGED_FLAG = 1  # since the last seal
 DIRTY_FLAG = 2
 ERASED_FLAG = 4
 UNSAVED_FLAG = 8

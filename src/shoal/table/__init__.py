@@ -2,13 +2,15 @@
 
 from shoal.table import ops, registry
 from shoal.table.content import TableContent, TableStats, TierStats, content_bytes
-from shoal.table.group import Group, LossScale, Staging
+from shoal.table.group import Group, GroupTable, LossScale, Staging
 from shoal.table.handle import TableHandle
 from shoal.table.host_group import HostGroup
 from shoal.table.open import open_group
+from shoal.table.without_rows import are_left_out, without_rows
 
 __all__ = [
     "Group",
+    "GroupTable",
     "HostGroup",
     "LossScale",
     "Staging",
@@ -16,8 +18,10 @@ __all__ = [
     "TableHandle",
     "TableStats",
     "TierStats",
+    "are_left_out",
     "content_bytes",
     "open_group",
     "ops",
     "registry",
+    "without_rows",
 ]

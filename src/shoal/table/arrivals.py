@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.index import insert
+from shoal.records import Rows
 
 if TYPE_CHECKING:
     from shoal.table.host import HostTable
@@ -21,11 +22,19 @@ class Arrivals:
     keys: Tensor
     rows: Tensor | None = None  # of those that come from below
     fetched: Tensor | None = None  # which these are
+    given: Rows | None = None  # the rows of all of them, from outside; `fetched` are those that had one below
 
     @property
     def births(self) -> int:
         """How many have no row yet."""
+        if self.given is not None:
+            return len(self.keys) - (0 if self.fetched is None else int(self.fetched.sum()))
         return len(self.keys) - (0 if self.rows is None else len(self.rows))
+
+    @property
+    def born(self) -> Tensor:
+        """The keys that have no row yet."""
+        return self.keys if self.fetched is None else self.keys[~self.fetched]
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from shoal.config import Table, format_size
 from shoal.errors import CapacityError
-from shoal.storage.hbm import UNSAVED_FLAG
+from shoal.storage.hbm import CHANGED_FLAG, UNSAVED_FLAG
 from shoal.table.below import Below
+from shoal.table.changes import Changes
 from shoal.table.content import TierStats
 from shoal.table.device_missing import Missing
 from shoal.table.device_rows import DeviceRows, Pins, last_tier
@@ -49,13 +50,14 @@ class _Slots(NamedTuple):
 class DeviceBelow:
     """The storage below one table. The group's lock covers its methods, but for `write_leaving`."""
 
-    def __init__(self, rows: DeviceRows, number: int, folder: str) -> None:
+    def __init__(self, rows: DeviceRows, number: int, changes: Changes, folder: str) -> None:
         self.config: Table = rows.configs[number]
         self.below = Below(self.config, folder)
         self.away = len(self.below.storage)  # rows that are there alone
         self.fetched = 0  # positions of batches whose keys were there
         self.epoch = 0  # changes when rows may be gone that batches on their way need
         self._rows = rows
+        self._changes = changes
         self._number = number
         self._family = rows.families[number]
         self._hand = 0  # the bucket where the next that leave are looked for
@@ -216,6 +218,8 @@ class DeviceBelow:
             return None
         storage, slots = self._rows.storage, self._rows.find_rows(self._number, keys)
         flags = storage.read_flags(self._family, slots)
+        if self._changes.are_read:  # the storage has no place for flags
+            self._changes.add(keys[(flags & CHANGED_FLAG) != 0].cpu())
         changed = (flags & UNSAVED_FLAG) != 0
         rows = storage.pack(self._family, slots[changed])
         leaving = Leaving(keys, keys[changed].cpu(), rows.cpu())

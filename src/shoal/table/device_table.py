@@ -1,16 +1,19 @@
 """One table on a device, as its handle sees it. Its methods may wait for the device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal import _native
 from shoal.config import Column
 from shoal.errors import CapacityError
 from shoal.metrics import Counters
-from shoal.storage.hbm import CHANGED_FLAGS, ERASED_FLAG
+from shoal.records import Rows
+from shoal.storage.hbm import CHANGED_FLAG, CHANGED_FLAGS, ERASED_FLAG
+from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats, TierStats
 from shoal.table.device_below import DeviceBelow
 from shoal.table.device_rows import DeviceRows, budget_above, last_tier
@@ -23,14 +26,15 @@ class DeviceTable:
         self.config = rows.configs[number]
         self.counters = Counters()
         self.backwards = 0
-        self.optimizer_hyper: Mapping[str, Any] = {}
+        self.optimizer_hyper: MutableMapping[str, Any] = {}
         if self.config.optimizer is not None:
             self.optimizer_hyper = self.config.optimizer.hyper()
         self._rows = rows
         self._number = number
         self._family = rows.families[number]
         self._packed = rows.storage.families[self._family].packed
-        self.below = DeviceBelow(rows, number, folder) if number in rows.deep else None
+        self.changes = Changes()
+        self.below = DeviceBelow(rows, number, self.changes, folder) if number in rows.deep else None
         # Slots of erased rows, and of their copies above, with the newest lease that may hold them.
         self._limbo: list[tuple[int, Tensor, Tensor]] = []
 
@@ -38,6 +42,10 @@ class DeviceTable:
     def step(self) -> int:
         """How many backwards were applied."""
         return int(self._rows.steps[self._number])
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.steps[self._number] = step
 
     @property
     def raises(self) -> bool:
@@ -147,6 +155,8 @@ class DeviceTable:
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
         distinct = torch.unique(keys)
+        if self.changes.are_read:
+            self.changes.add(distinct[self.contains(distinct)].cpu())
         erased = 0 if self.below is None else self.below.erase(distinct)
         slots, copies = self._rows.erase(self._number, distinct)
         erased += len(slots)
@@ -188,6 +198,7 @@ class DeviceTable:
 
     def clear(self) -> None:
         """Forget every row."""
+        self.changes.lose()
         if self.below is not None:
             self.below.clear()
         self._rows.clear(self._number)
@@ -204,18 +215,62 @@ class DeviceTable:
 
     def fill(self, content: TableContent) -> None:
         """Have this content instead. REQUIRES: it fits the config, and there is room."""
-        device = self._rows.device
         self.clear()
-        storage = self._rows.storage
-        for chunk in self._chunks(len(content.keys)):
-            some = chunk.to(content.keys.device)
-            slots = self._upsert(content.keys[some].to(device))
-            storage.write(self._family, slots, content.weights[some].to(device).to(torch.float32))
+        self.put(Rows(content.keys, content.weights, content.state, content.scores))
+        self.step = content.step
+
+    # ---- rows that leave the process, and come to it
+
+    def seal(self) -> None:
+        """Tell the readers of changes what changed up to now."""
+        if not self.changes.are_read:
+            return
+        keys, _slots = self._rows.index.entries(self._number)
+        slots = self._find(keys)
+        flags = self._rows.storage.read_flags(self._family, slots)
+        changed = (flags & CHANGED_FLAG) != 0
+        self.changes.add(keys[changed].cpu())
+        self.changes.seal()
+        self._rows.storage.set_flags(self._family, slots[changed], flags[changed] & ~CHANGED_FLAG)
+
+    def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
+        """Whole rows, on the host, of distinct keys of the host that have one; and which these are."""
+        wanted = keys.to(self._rows.device)
+        has = self.contains(wanted)
+        if not bool(has.all()):
+            wanted = wanted[has]
+        weights = self.lookup(wanted).to(getattr(torch, self.config.dtype)).cpu()
+        state = {name: column.cpu() for name, column in self.state(wanted).items()}
+        return Rows(wanted.cpu(), weights, state, self.scores(wanted).cpu()), has.cpu()
+
+    def by_bucket(self, rows_each: int) -> Iterator[Rows]:
+        """All rows, in the order of their keys' buckets, in pieces on the host."""
+        keys = self.keys().cpu()
+        order = torch.empty_like(keys)
+        _native.order_by_bucket(keys, self.config.buckets, order)
+        for some in order.split(rows_each):
+            yield self.rows(keys[some])[0]
+
+    def put(self, rows: Rows) -> None:
+        """Have whole rows of distinct keys, in place of those that they had."""
+        device, storage = self._rows.device, self._rows.storage
+        if self.below is not None:
+            keys = rows.keys.to(device)
+            self.below.require_place(len(keys) - int(self.contains(keys).sum()))
+        for chunk in self._chunks(len(rows.keys)):
+            some = rows.some(chunk.to(rows.keys.device))
+            keys = some.keys.to(device)
+            self._upsert(keys)
+            slots = self._find(keys)
+            storage.write(self._family, slots, some.weights.to(device).to(torch.float32))
             for column in self.config.columns:
-                if column.name in content.state:
-                    storage.write_state(self._family, column, slots, content.state[column.name][some].to(device))
-            storage.write_scores(self._family, slots, content.scores[some].to(device))
-        self._rows.steps[self._number] = content.step
+                given = some.state.get(column.name)
+                if given is None:
+                    given = torch.full((len(keys), column.width), column.initial)
+                storage.write_state(self._family, column, slots, given.to(device))
+            scores = torch.full((len(keys),), float(self.step), dtype=torch.float64)
+            storage.write_scores(self._family, slots, (scores if some.scores is None else some.scores).to(device))
+            storage.add_flags(self._family, slots, CHANGED_FLAGS)
 
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now. Slabs are shared by tables of one layout: bytes are its own rows'."""

@@ -7,7 +7,7 @@ table/host_group.py, where they are in device memory table/device_group.py.
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -17,7 +17,9 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table
 from shoal.errors import DeviceError, ForkError, InputError, OutOfMemoryError
+from shoal.records import Rows
 from shoal.storage import Storage
+from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
 from shoal.table.lease import Leases
 
@@ -139,7 +141,9 @@ class GroupTable(Protocol):
     """One table, wherever its rows are. Its group's lock covers every method."""
 
     config: Table
-    optimizer_hyper: Mapping[str, Any]
+    optimizer_hyper: MutableMapping[str, Any]
+    changes: Changes
+    step: int
 
     @property
     def has_limbo(self) -> bool:
@@ -179,6 +183,18 @@ class GroupTable(Protocol):
 
     def content(self) -> TableContent:
         """All that the table holds now."""
+
+    def seal(self) -> None:
+        """Tell the readers of changes what changed up to now."""
+
+    def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
+        """Whole rows, on the host, of distinct keys of the host that have one; and which these are."""
+
+    def by_bucket(self, rows_each: int) -> Iterator[Rows]:
+        """All rows, in the order of their keys' buckets, in pieces on the host."""
+
+    def put(self, rows: Rows) -> None:
+        """Have whole rows of distinct keys, in place of those that they had."""
 
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""

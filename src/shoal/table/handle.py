@@ -21,6 +21,11 @@ class TableHandle:
         self._number = number
 
     @property
+    def place(self) -> tuple[Group, int]:
+        """The group that the table is in, and its number there."""
+        return self._group, self._number
+
+    @property
     def _table(self) -> GroupTable:
         return self._group.tables[self._number]
 

@@ -1,6 +1,6 @@
 """One table in host memory: an index, a storage, an optimizer's settings and what happened so far."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,11 @@ from shoal.errors import CapacityError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.ops.birth import birth, native_init
+from shoal.records import Rows
 from shoal.storage import DramStorage
 from shoal.table.arrivals import Arrivals, alone_in, arriving
 from shoal.table.below import Below, Staged
+from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats, TierStats
 from shoal.table.leaving import write_now
 
@@ -63,7 +65,7 @@ class HostTable:
         self.rounding_stream = _native.rounding_stream(seed, name)
         self.init = native_init(config.init, stream)
         self.missing = self.init if config.missing == "init" else _native.Init(_native.InitKind.zeros)
-        self.optimizer_hyper: Mapping[str, Any] = {} if config.optimizer is None else config.optimizer.hyper()
+        self.optimizer_hyper: MutableMapping[str, Any] = {} if config.optimizer is None else config.optimizer.hyper()
         dram = config.tier(Dram)
         self.below = Below(config, folder) if config.tiers and config.tiers[-1] is not dram else None
         self.budget: int | None = None if dram is None else dram.bytes
@@ -77,6 +79,8 @@ class HostTable:
         self.fetched = 0  # positions of batches whose keys were below memory
         self._promotions = self._demotions = self._left = 0
         self._is_being_filled = False  # then keys that come are not births
+        self.changes = Changes()
+        self._is_tracking = False
         self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
         self._rows = 0 if self.below is None else len(self.below.storage)
 
@@ -98,12 +102,14 @@ class HostTable:
             self.index = index
             self.storage = storage
             self.epoch += 1
+        self.changes.lose()
         self._victims = _native.Victims()
         self._leaving: list[Leaving] = []
         self._compacting_from = 0
         self._may_compact = False
         self._limbo: list[tuple[int, Tensor]] = []
         self._update = _native.UpdateTable(storage.rows, self.rounding_stream)
+        self._update.track(self.changes.listed if self._is_tracking else None)
         self._update_settings: list[Any] | None = None
 
     @property
@@ -212,6 +218,8 @@ class HostTable:
         keys, slots, dirty = self._victims.choose(self.index.native, self.storage.rows, self.clock, pins, wanted)
         if len(keys) < n:
             return None
+        if self.changes.listed.has_unlisted:  # what is below has no flags
+            self.changes.add(keys[self.storage.is_changed(slots)])
         piece = max(_WRITE_BYTES // self.storage.packed.bytes, 1)
         packed = [self.storage.pack(some) for some in slots[:dirty].split(piece)] if dirty else []
         leaving = Leaving(keys, slots, dirty, packed, forced)
@@ -280,6 +288,9 @@ class HostTable:
 
     def write_arrivals(self, arrivals: Arrivals, slots: Tensor) -> None:
         """Write the rows of keys that came at their slots."""
+        if arrivals.given is not None:
+            self._put(slots, arrivals.given)
+            return
         if arrivals.rows is None or arrivals.fetched is None:
             self.write_first(arrivals.keys, slots)
             return
@@ -299,11 +310,14 @@ class HostTable:
 
     def came(self, arrivals: Arrivals) -> None:
         """Count them: they are in."""
-        self._promotions += len(arrivals.keys) - arrivals.births
-        if arrivals.births:
-            self._rows += arrivals.births
+        births = arrivals.births
+        if arrivals.given is None:
+            self._promotions += len(arrivals.keys) - births
+        if births:
+            self._rows += births
             if not self._is_being_filled:
-                self.counters.add("births", arrivals.births)
+                self.counters.add("births", births)
+                self.changes.add(arrivals.born)
 
     def tick(self) -> None:
         """A batch begins: what it uses is younger than what others used."""
@@ -347,6 +361,8 @@ class HostTable:
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
         erased = None
+        if self.changes.are_read:
+            self.changes.add(keys[self.contains(keys)])
         if self.below is not None:
             keys = torch.unique(keys)
             erased = int(self.contains(keys).sum())
@@ -415,6 +431,7 @@ class HostTable:
         """This table's part of the backward that comes next."""
         optimizer = self.config.optimizer
         assert optimizer is not None
+        self.follow_readers()
         settings = list(self.optimizer_hyper.values())
         if settings != self._update_settings or optimizer.counts_steps:
             step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
@@ -530,6 +547,7 @@ class HostTable:
     def assign(self, keys: Tensor, weights: Tensor) -> None:
         """Set the weights of keys, of duplicates the last; those without a row are born."""
         distinct, inverse = torch.unique(keys, return_inverse=True)
+        self.changes.add(distinct)
         if self.below is None:
             with self.upserting(distinct) as slots:
                 self.storage.write(slots[inverse].contiguous(), weights)
@@ -571,14 +589,102 @@ class HostTable:
             self._is_being_filled = False
 
     def _fill(self, content: TableContent) -> None:
-        for some in torch.arange(len(content.keys), device="cpu").split(min(self._chunk(), len(content.keys)) or 1):
-            slots = self.upsert(content.keys[some])
-            self.storage.write(slots, content.weights[some].to(torch.float32))
-            for column in self.config.columns:
-                if column.name in content.state:
-                    self.storage.write_state(column, slots, content.state[column.name][some])
-            self.storage.write_scores(slots, content.scores[some])
+        self.put(Rows(content.keys, content.weights, content.state, content.scores))
         self.step = content.step
+
+    # ---- rows that leave the process, and come to it
+
+    def follow_readers(self) -> None:
+        """List changes, if anybody reads them."""
+        if self.changes.are_read == self._is_tracking:
+            return
+        self._is_tracking = not self._is_tracking
+        self._update.track(self.changes.listed if self._is_tracking else None)
+        if self._is_tracking:  # what was flagged before was listed by nobody
+            for entries in self.index.export():
+                self.storage.clear_changed(entries.slots)
+
+    @property
+    def listed(self) -> _native.ChangedKeys | None:
+        """Where keys that change are listed, if anybody reads them."""
+        self.follow_readers()
+        return self.changes.listed if self._is_tracking else None
+
+    def seal(self) -> None:
+        """Tell the readers of changes what changed up to now."""
+        self.follow_readers()
+        if self.changes.listed.has_unlisted:
+            for entries in self.index.export():
+                self.changes.add(entries.keys[self.storage.is_changed(entries.slots)])
+        slots = self.find(self.changes.seal())
+        self.storage.clear_changed(slots[slots != NO_SLOT])
+
+    def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
+        """Whole rows of distinct keys that have one, from whichever tier; and which these are."""
+        slots = self.find(keys)
+        found = slots != NO_SLOT
+        if bool(found.all()):
+            return Rows(keys, *self.storage.export(slots)), found
+        has, (absent_at, packed) = found.clone(), self._absent(keys, slots) or (None, None)
+        if absent_at is None or packed is None:
+            return Rows(keys[found], *self.storage.export(slots[found])), found
+        has[absent_at] = True
+        weights, state, scores = self.storage.export(slots[found])
+        out = Rows(
+            keys[has],
+            torch.empty(int(has.sum()), self.config.dim, dtype=weights.dtype, device="cpu"),
+            {name: torch.empty(int(has.sum()), *column.shape[1:], device="cpu") for name, column in state.items()},
+            torch.empty(int(has.sum()), dtype=torch.float64, device="cpu"),
+        )
+        assert out.scores is not None
+        in_memory = found[has]
+        fetched = self.storage.packed
+        out.weights[in_memory], out.weights[~in_memory] = weights, fetched.weights(packed).to(weights.dtype)
+        out.scores[in_memory], out.scores[~in_memory] = scores, fetched.scores(packed)
+        for column in self.config.columns:
+            out.state[column.name][in_memory] = state[column.name]
+            out.state[column.name][~in_memory] = fetched.state(column, packed)
+        return out, has
+
+    def by_bucket(self, rows_each: int) -> Iterator[Rows]:
+        """All rows, in the order of their keys' buckets, in pieces."""
+        chunks = [entries.keys for entries in self.index.export()]
+        keys = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *chunks])
+        if self.below is not None:
+            keys = torch.unique(torch.cat([keys, self.below.storage.keys()]))
+        order = torch.empty_like(keys)
+        _native.order_by_bucket(keys, self.config.buckets, order)
+        for some in order.split(rows_each):
+            yield self.rows(keys[some])[0]
+
+    def put(self, rows: Rows) -> None:
+        """Have whole rows of distinct keys, in place of those that they had."""
+        if not self._is_being_filled:
+            self.changes.add(rows.keys)
+        for begin in range(0, len(rows.keys), piece := min(self._chunk(), len(rows.keys)) or 1):
+            some = rows.some(slice(begin, begin + piece))
+            slots = self.index.find(some.keys)
+            here = slots != NO_SLOT
+            # First those: they may leave for the others.
+            if bool(here.any()):
+                self._put(slots[here], some.some(here))
+                some = some.some(~here)
+            if len(some.keys):
+                self.tick()
+                below = None if self.below is None else self.below.contains(some.keys)
+                with arriving([self], [Arrivals(some.keys, fetched=below, given=some)]):
+                    pass
+
+    def _put(self, slots: Tensor, rows: Rows) -> None:
+        self.storage.put(
+            slots,
+            rows.weights.contiguous(),
+            {name: column.contiguous() for name, column in rows.state.items()},
+            rows.scores,
+            float(self.step),
+            self.clock,
+            changed=not self._is_being_filled,
+        )
 
     def require_place_for(self, content: TableContent) -> None:
         """Raise CapacityError where the content is more than the table can have."""

@@ -84,7 +84,7 @@ class HostGroup(Group):
         for part in batch.plan.parts:
             if part.trains and batch.training:
                 table = self.tables[part.table]
-                batch.bags.touch(table.storage.rows, part.source, part.copy, batch.scores[part.table])
+                batch.bags.touch(table.storage.rows, part.source, part.copy, batch.scores[part.table], table.listed)
 
     def replace(self, contents: Mapping[int, TableContent]) -> None:
         for number, content in contents.items():

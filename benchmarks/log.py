@@ -1,0 +1,265 @@
+"""The change log: saving, committing, loading and recovering rows, beside what disk and torch do with as many bytes.
+
+SHOAL_BENCH_DIR is where the files go; the system's folder for temporary files if it is not set.
+"""
+
+import os
+import pathlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+import shoal
+from benchmarks.measure import OURS, Bench, Contender, Result
+from benchmarks.peers import fio
+from benchmarks.registry import Limit, Registry
+from benchmarks.tiers import folder
+from benchmarks.work import keys_of
+
+registry = Registry()
+ROWS = 10_000_000
+DIM = 64
+PART = 0.01
+SMALL_PART = 0.002
+COMMITS = 100
+BAGS = 4096
+BAG = 20
+CHUNK = 1 << 20
+
+
+def rows_of(bench: Bench) -> int:
+    return ROWS if bench.effort.rounds > 3 else ROWS // 100
+
+
+def collection() -> shoal.EmbeddingBagCollection:
+    return shoal.EmbeddingBagCollection([shoal.Table("t", DIM, optimizer=shoal.RowwiseAdagrad(lr=0.01))], seed=0)
+
+
+def filled(rows: int) -> shoal.EmbeddingBagCollection:
+    """A table of so many rows."""
+    bags = collection()
+    for ids in torch.arange(rows).split(CHUNK):
+        bags.table("t").assign(keys_of(ids), torch.randn(len(ids), DIM))
+    return bags
+
+
+def change(bags: shoal.EmbeddingBagCollection, rows: int, share: float) -> int:
+    """Have a share of the rows, chosen at random, be others."""
+    ids = torch.randperm(rows)[: int(rows * share)]
+    bags.table("t").assign(keys_of(ids), torch.randn(len(ids), DIM))
+    return len(ids)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def bytes_of(path: pathlib.Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def write_through(path: pathlib.Path, data: Tensor) -> None:
+    """Bytes to a new file, and to the disk."""
+    with open(path, "wb", buffering=0) as file:
+        view = memoryview(data.numpy())
+        while len(view):
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    path.unlink()
+
+
+def torch_save(path: pathlib.Path, tensors: dict[str, Tensor]) -> None:
+    with open(path, "wb") as file:
+        torch.save(tensors, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@registry.case(
+    "full save, dim 64",
+    compares="seconds for a checkpoint of all rows to torch.save of the same tensors, both synced",
+    limits={"torch.save": Limit(1.0)},
+    stage="whole",
+)
+def save(bench: Bench) -> Result:
+    rows = rows_of(bench)
+    bags = bench.keep("table", lambda: filled(rows))
+    tensors = dict(bags.state_dict().items())
+    rounds: dict[str, list[float]] = {OURS: [], "torch.save": []}
+    with folder() as here:
+        for number in range(min(bench.effort.rounds, 4)):
+            bench.say(f"round {number + 1}")
+            rounds[OURS].append(seconds(lambda: shoal.save(here / "ours", bags)))
+            shutil.rmtree(here / "ours")
+            rounds["torch.save"].append(seconds(lambda: torch_save(here / "theirs", tensors)))
+            (here / "theirs").unlink()
+    size = sum(value.nbytes for value in tensors.values())
+    bench.tell(f"{size / 1e9:.2f} GB; ours {size / 1e9 / min(rounds[OURS]):.2f} GB/s at best")
+    return Result("s", rounds)
+
+
+@registry.case(
+    "commit of 1 % of the rows, dim 64",
+    compares="milliseconds for a commit to write and fsync of as many bytes",
+    limits={"write + fsync": Limit(3.0)},
+    stage="whole",
+)
+def commit(bench: Bench) -> Result:
+    rows = rows_of(bench)
+    bags = bench.keep("table", lambda: filled(rows))
+    rounds: dict[str, list[float]] = {OURS: [], "write + fsync": []}
+    with folder() as here, shoal.ChangeLog(here / "log", segment="100GiB") as log:
+        bench.say("first commit")
+        log.commit(bags)
+        for number in range(bench.effort.rounds + 1):
+            bench.say(f"round {number}")
+            changed = change(bags, rows, PART)
+            before = bytes_of(here / "log")
+            ours = seconds(lambda: log.commit(bags))
+            assert log.newest is not None and log.newest.tables["t"].puts == changed
+            data = torch.randint(0, 255, (bytes_of(here / "log") - before,), dtype=torch.uint8)
+            theirs = seconds(lambda data=data: write_through(here / "plain", data))
+            if number:  # the first of each touches memory for the first time
+                rounds[OURS].append(ours * 1e3)
+                rounds["write + fsync"].append(theirs * 1e3)
+    return Result("ms", rounds)
+
+
+@registry.case(
+    "load, dim 64",
+    compares="GB of rows a second to what is asked: 1, or .8 of the disk's sequential reads where these are slower",
+    limits={"asked": Limit(1.0)},
+    stage="whole",
+)
+def load(bench: Bench) -> Result:
+    rows = rows_of(bench)
+    bags = bench.keep("table", lambda: filled(rows))
+    rounds: dict[str, list[float]] = {OURS: [], "asked": []}
+    with folder() as here:
+        shoal.save(here / "saved", bags)
+        size = bytes_of(here / "saved" / "snapshots")
+        for number in range(min(bench.effort.rounds, 4) + 1):
+            bench.say(f"round {number}")
+            other = collection()
+            ours = size / 1e9 / seconds(lambda other=other: shoal.load(here / "saved", other))
+            assert len(other.table("t")) == rows
+            del other
+            disk = fio.run(here / "fio", "read", "4M", 8, 1 << 30, 2.0)["bytes"] / 1e9
+            if number:
+                rounds[OURS].append(ours)
+                rounds["asked"].append(min(1.0, 0.8 * disk))
+    return Result("GB/s", rounds, higher_is_better=True)
+
+
+@registry.case(
+    "recover a snapshot and 100 commits of .2 %, dim 64",
+    compares="seconds to those of a load of as many bytes",
+    limits={"load": Limit(1.3)},
+    stage="whole",
+)
+def recover(bench: Bench) -> Result:
+    rows = rows_of(bench)
+    bags = bench.keep("table", lambda: filled(rows))
+    rounds: dict[str, list[float]] = {OURS: [], "load": []}
+    with folder() as here:
+        shoal.save(here / "log", bags)
+        shoal.recover(here / "log", bags)
+        with shoal.ChangeLog(here / "log") as log:
+            for number in range(COMMITS):
+                bench.say(f"commit {number}")
+                change(bags, rows, SMALL_PART)
+                log.commit(bags)
+        shoal.save(here / "saved", bags)
+        size = bytes_of(here / "log" / "segments") + bytes_of(here / "log" / "snapshots")
+        whole = bytes_of(here / "saved" / "snapshots")
+        for number in range(min(bench.effort.rounds, 4) + 1):
+            bench.say(f"round {number}")
+            other = collection()
+            ours = seconds(lambda other=other: shoal.recover(here / "log", other))
+            assert len(other.table("t")) == rows
+            other = collection()
+            theirs = seconds(lambda other=other: shoal.load(here / "saved", other)) * size / whole
+            del other
+            if number:
+                rounds[OURS].append(ours)
+                rounds["load"].append(theirs)
+    bench.tell(f"{min(rounds[OURS]) * 1e8 / rows:.0f} s for 100M rows at best")
+    return Result("s", rounds)
+
+
+def batches(rows: int, count: int) -> list[shoal.KeyedJaggedTensor]:
+    lengths = torch.full((BAGS,), BAG)
+    return [
+        shoal.KeyedJaggedTensor(["t"], keys_of(torch.randint(0, rows, (BAGS * BAG,))), lengths=lengths)
+        for _ in range(count)
+    ]
+
+
+def step(bags: shoal.EmbeddingBagCollection, batch: shoal.KeyedJaggedTensor) -> None:
+    out = bags(batch).values()
+    out.backward(torch.ones_like(out))
+
+
+@registry.case(
+    "train, changes tracked, dim 64",
+    compares="milliseconds of a step to the same without a log, commits not counted",
+    limits={"without": Limit(1.02)},
+    stage="tracking",
+)
+def tracking(bench: Bench) -> Result:
+    rows = rows_of(bench) // 10
+    work = batches(rows, 64)
+    ours, theirs = filled(rows), filled(rows)
+    with folder() as here, shoal.ChangeLog(here / "log", fsync="never") as log:
+
+        @contextmanager
+        def committed() -> Iterator[None]:
+            log.commit(ours)  # else all rows are known to have changed before long
+            yield
+
+        return bench.alternate(
+            [
+                Contender(OURS, lambda number: step(ours, work[number % len(work)]), around=committed),
+                Contender("without", lambda number: step(theirs, work[number % len(work)])),
+            ],
+            warm_steps=3,
+        )
+
+
+@registry.case(
+    "train beside compaction, dim 64",
+    compares="milliseconds of a step while the log is compacted in a thread, to those before",
+    limits={"alone": Limit(1.5)},
+    stage="beside",
+)
+def beside(bench: Bench) -> Result:
+    rows = rows_of(bench)
+    bags, work = filled(rows), batches(rows, 16)
+    rounds: dict[str, list[float]] = {OURS: [], "alone": []}
+    with folder() as here:
+        shoal.save(here / "log", bags)
+        shoal.recover(here / "log", bags)
+        with shoal.ChangeLog(here / "log") as log:
+            for number in range(min(bench.effort.rounds, 4)):
+                bench.say(f"round {number + 1}")
+                change(bags, rows, PART)
+                log.commit(bags)
+                alone = [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(40)]
+                compaction = threading.Thread(target=log.compact)
+                compaction.start()
+                meanwhile: list[float] = []
+                while compaction.is_alive():
+                    batch = work[len(meanwhile) % 16]
+                    meanwhile.append(seconds(lambda batch=batch: step(bags, batch)))
+                compaction.join()
+                rounds[OURS].append(1e3 * sum(meanwhile) / len(meanwhile))
+                rounds["alone"].append(1e3 * sum(alone) / len(alone))
+                bench.tell(f"{len(meanwhile)} steps beside it, the longest {1e3 * max(meanwhile):.0f} ms")
+    return Result("ms", rounds)

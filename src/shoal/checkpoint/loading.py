@@ -1,0 +1,171 @@
+"""Loading tables from a checkpoint or a log, whatever their tiers, devices and ranks were."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.progress import progress_bar
+from shoal.checkpoint.ranks import Rank, parts_of
+from shoal.errors import CheckpointError, NotFoundError
+from shoal.log.commit import Commit
+from shoal.log.dense import restore_dense
+from shoal.log.files import Files
+from shoal.log.reader import LogReader, TableChange, Version
+from shoal.log.snapshot import buckets_of
+from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.records import Layout, Rows
+
+
+def load(
+    path: str | Path,
+    bags: Any,
+    *,
+    dense: Any = None,
+    optimizer: Any = None,
+    version: int | None = None,
+    tables: Sequence[str] | None = None,
+    state: bool = True,
+    cast: bool = False,
+    rank: int = 0,
+    ranks: int = 1,
+    progress: bool | None = None,
+) -> Commit:
+    """Replace the rows of tables by those of a checkpoint or a log; returns the commit that they are of.
+
+    version: of a log; None is the newest. tables: names of those to load; None is all of the collection. state: False
+    loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it anyway. cast:
+    weights may be of another type, and are rounded to the table's. rank, ranks: only rows of that rank's buckets. Sizes
+    of tiers, devices and the ranks that saved do not matter. Wrong settings raise before anything changes; where a file
+    is damaged in the middle, tables are left empty, and it says so.
+    """
+    where = f"load {path}"
+    held = LoggedTables(where, bags)
+    wanted = {name: held[name] for name in _names(where, held, tables)}
+    versions = [_version(part, version) for part in parts_of(Path(path))]
+    plans = [_Plan(where, one, wanted, state, cast, Rank(rank, ranks)) for one in versions]
+    commit = versions[0].commit
+    states = versions[0].dense() if dense is not None or optimizer is not None else {}
+    rows = sum(one.rows for plan in plans for one in plan.commits.values())
+    with progress_bar("loading", rows, progress) as bar, emptied(held, wanted):
+        for plan in plans:
+            plan.fill(bar)
+        for name, table in wanted.items():
+            memory = commit.tables[name]
+            table.remember(replace(memory, step=max(plan.commits[name].step for plan in plans)))
+    restore_dense(where, states, dense, optimizer)
+    return commit
+
+
+def _names(where: str, held: LoggedTables, tables: Sequence[str] | None) -> list[str]:
+    names = list(held) if tables is None else list(tables)
+    for name in names:
+        if name not in held:
+            raise NotFoundError(f"[{where}] tables: the collection has {', '.join(map(repr, held))}; got {name!r}.")
+    return names
+
+
+def _version(part: Path, version: int | None) -> Version:
+    found = LogReader(Files(str(part))).at(version)
+    if found is None:
+        raise CheckpointError(f"[log {part}] nothing was committed to it yet. Was a save interrupted?")
+    return found
+
+
+@contextmanager
+def emptied(held: LoggedTables, wanted: dict[str, LoggedTable]) -> Iterator[None]:
+    """Tables without rows, to be filled while nobody looks; empty again if that fails."""
+    with held.alone():
+        _clear(wanted)
+        try:
+            yield
+        except BaseException as error:
+            names = ", ".join(map(repr, wanted))
+            error.add_note(f"Tables {names} were being loaded, and are empty now. Load them again.")
+            _clear(wanted)
+            raise
+
+
+def _clear(wanted: dict[str, LoggedTable]) -> None:
+    for group in {id(table.group): table.group for table in wanted.values()}.values():
+        group.clear([table.number for table in wanted.values() if table.group is group])
+
+
+class _Plan:
+    """How one part of a checkpoint becomes rows of tables. Raises where it cannot, before anything changes."""
+
+    def __init__(
+        self, where: str, version: Version, wanted: dict[str, LoggedTable], state: bool, cast: bool, rank: Rank
+    ) -> None:
+        self._version = version
+        self._wanted = wanted
+        self._rank = rank
+        self._state = state
+        for name, table in wanted.items():
+            if name not in version.layouts:
+                has = ", ".join(map(repr, version.layouts)) or "none"
+                raise CheckpointError(
+                    f"[{where}] wanted a table {name!r}; the checkpoint has {has}. Name those to load in tables=."
+                )
+            _check(where, version.layouts[name], table.layout, state, cast)
+        self.commits = {name: version.commit.tables[name] for name in wanted}
+
+    def fill(self, progress: Callable[[int], None]) -> None:
+        """Put the rows in tables that are empty."""
+        for name, table in self._wanted.items():
+            layout, target = self._version.layouts[name], table.layout
+            first, end = self._rank.buckets(layout.buckets)
+            filter_by = None if self._rank.ranks == 1 else (first, end)
+            for change in self._version.steps(name, first, end):
+                apply(table, change, layout, target, self._state, filter_by)
+                progress(len(change.keys))
+
+
+def apply(
+    table: LoggedTable,
+    change: TableChange,
+    layout: Layout,
+    target: Layout,
+    state: bool,
+    buckets: tuple[int, int] | None,
+) -> None:
+    """Have a change of a table of one layout in one of another. Call while writing."""
+    if change.puts is None:
+        assert change.deletes is not None
+        table.group.erase(table.number, change.deletes.to(table.group.device))
+        return
+    rows = change.puts
+    if buckets is not None:
+        of = buckets_of(rows.keys.contiguous(), layout.buckets)
+        rows = rows.some((of >= buckets[0]) & (of < buckets[1]))
+    kept = {column.name for column in target.columns} if state else set()
+    columns = {name: column for name, column in rows.state.items() if name in kept}
+    weights = rows.weights
+    if layout.dtype != target.dtype:
+        weights = weights.to(getattr(torch, target.dtype))
+    table.table.put(Rows(rows.keys, weights, columns, rows.scores))
+
+
+def _check(where: str, has: Layout, wants: Layout, state: bool, cast: bool) -> None:
+    of = f"[{where}] table {wants.name!r}"
+    if has.dim != wants.dim:
+        raise CheckpointError(f"{of}: the checkpoint's rows have {has.dim} weights; the table's have {wants.dim}.")
+    if has.dtype != wants.dtype and not cast:
+        raise CheckpointError(
+            f"{of}: the checkpoint's weights are {has.dtype}; the table's are {wants.dtype}. Give cast=True to convert."
+        )
+    if has.buckets != wants.buckets:
+        raise CheckpointError(
+            f"{of}: the checkpoint has {has.buckets} buckets; the table has {wants.buckets}. Make it with "
+            f"buckets={has.buckets}."
+        )
+    mine = {(column.name, column.width) for column in wants.columns}
+    theirs = {(column.name, column.width) for column in has.columns}
+    if state and not mine <= theirs:
+        names = ", ".join(sorted(name for name, _ in mine - theirs))
+        raise CheckpointError(
+            f"{of}: its optimizer has state that the checkpoint lacks: {names}. Give state=False to load weights alone."
+        )

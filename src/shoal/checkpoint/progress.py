@@ -1,0 +1,20 @@
+"""A bar for work on many rows, where somebody looks."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress_bar(what: str, rows: int, shown: bool | None) -> Iterator[Callable[[int], None]]:
+    """Gives what hears of rows that are done. `shown`: None is where standard error is a terminal."""
+    if not (sys.stderr.isatty() if shown is None else shown):
+        yield lambda _rows: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=rows)
+        yield lambda done: bar.advance(task, done)

@@ -1,0 +1,50 @@
+"""Which buckets belong to which rank, and where the ranks of one checkpoint are."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.config.checked import integer
+from shoal.errors import CheckpointError
+from shoal.log.files import names_in
+
+_FOLDER = re.compile(r"rank-(\d{5})-of-(\d{5})")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of several processes that share tables by buckets."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        integer("rank", "ranks", self.ranks, low=1, high=99_999)
+        integer("rank", "rank", self.rank, low=0, high=self.ranks - 1)
+
+    def buckets(self, buckets: int) -> tuple[int, int]:
+        """The first bucket that it has, and the first that it has not."""
+        return buckets * self.rank // self.ranks, buckets * (self.rank + 1) // self.ranks
+
+    def folder(self, path: Path) -> Path:
+        """Where its part of a checkpoint is."""
+        return path if self.ranks == 1 else path / f"rank-{self.rank:05}-of-{self.ranks:05}"
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The parts of a checkpoint, whoever saved it: one, or one for each rank that did."""
+    if (path / "MANIFEST.json").exists():
+        return [path]
+    found = {name: match for name in names_in(path) if (match := _FOLDER.fullmatch(name))}
+    if not found:
+        raise CheckpointError(f"[checkpoint {path}] wanted a checkpoint or a log; there is none. Is the path right?")
+    counts = {int(match[2]) for match in found.values()}
+    ranks = max(counts)
+    wanted = [Rank(rank, ranks).folder(path) for rank in range(ranks)]
+    missing = [part.name for part in wanted if not (part / "MANIFEST.json").exists()]
+    if len(counts) > 1 or missing:
+        what = f"parts of {sorted(counts)} ranks" if len(counts) > 1 else f"no {', '.join(missing[:3])}"
+        raise CheckpointError(
+            f"[checkpoint {path}] wanted one part for each rank that saved; got {what}. Was a save interrupted?"
+        )
+    return wanted

@@ -1,0 +1,53 @@
+"""Going on after a crash: tables, dense weights, optimizers and generators as they were at the last commit."""
+
+from pathlib import Path
+from typing import Any
+
+from shoal.checkpoint.loading import apply, emptied
+from shoal.checkpoint.progress import progress_bar
+from shoal.errors import CheckpointError
+from shoal.log.commit import Commit, set_random_states
+from shoal.log.dense import restore_dense
+from shoal.log.files import Files, is_new
+from shoal.log.reader import LogReader
+from shoal.log.tables import LoggedTables
+
+
+def recover(
+    path: str | Path, bags: Any, *, dense: Any = None, optimizer: Any = None, progress: bool | None = None
+) -> Commit | None:
+    """Have everything be as it was at the last commit of a log, and return that commit; None, and nothing is changed,
+    where nothing was committed yet.
+
+    The tables must be as they were: layout, optimizer and seed. Training that goes on from here is, on CPU and with the
+    same batches, bit for bit that which did not stop; the next commit to this log holds what changed since, whether a
+    ChangeLog is open already or not.
+    """
+    where = f"recover {path}"
+    files = Files(str(path))
+    if is_new(files):
+        return None
+    version = LogReader(files).at()
+    if version is None:
+        return None
+    tables = LoggedTables(where, bags)
+    for name, table in tables.items():
+        if name in version.layouts and (difference := version.layouts[name].difference(table.layout)):
+            raise CheckpointError(
+                f"[{where}] table {name!r} is not as it was committed: {difference}. Make it as it was, or use "
+                f"shoal.load, which converts."
+            )
+    states = version.dense() if dense is not None or optimizer is not None else {}
+    known = {name: table for name, table in tables.items() if name in version.layouts}
+    rows = sum(version.commit.tables[name].rows for name in known)
+    with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
+        for name, table in known.items():
+            for change in version.steps(name):
+                apply(table, change, table.layout, table.layout, True, None)
+                bar(len(change.keys))
+            table.remember(version.commit.tables[name])
+            table.table.seal()
+            table.table.changes.equal(version.manifest.identity, version.commit.version)
+    restore_dense(where, states, dense, optimizer)
+    set_random_states(where, version.commit.rng)
+    return version.commit

@@ -1,0 +1,466 @@
+"""The change log of tables: commits of what changed, atomic and in order."""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+
+from shoal import _native
+from shoal.config import parse_size
+from shoal.config.checked import choice, integer, number
+from shoal.errors import CheckpointError, ConfigError, InputError, StorageError
+from shoal.log.commit import Commit, TableCommit, checked_metadata, random_states
+from shoal.log.compact import compact, compacting, let_go
+from shoal.log.dense import restore_dense, write_dense
+from shoal.log.files import Files, is_new, make_file, names_in, remove_file, remove_folder
+from shoal.log.head import Head, HeadWriter, read_head
+from shoal.log.manifest import (
+    Manifest,
+    changing_manifest,
+    new_manifest,
+    read_manifest,
+    with_layouts,
+    write_manifest,
+)
+from shoal.log.reader import CommittedChanges, LogReader, Version
+from shoal.log.rollback import roll_back
+from shoal.log.segment import Scan, SegmentFile, SegmentWriter, digest_of, header_of
+from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
+from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.log.verify import Report, verify
+from shoal.records.frames import encode_commit, encode_deletes, encode_puts
+
+Fsync = Literal["each", "interval", "never"]
+_KEYS_EACH = 1 << 20
+
+
+class TornTailWarning(UserWarning):
+    """A log's writer had died in a commit, of which the half that was written is cut off."""
+
+
+class ChangeLog:
+    """One ordered log of the rows that tables put and delete, with the dense weights of each version.
+
+    path: a folder, made if it is not there. One process writes to it; any number may read it meanwhile.
+    fsync: when a commit returns: "each", once it is on the disk; "interval", that too if `interval` seconds passed
+        since the last was; "never", once the operating system has it, which survives a killed process and no power cut.
+    segment: bytes after which another file is begun.
+    retain: how many snapshots `compact` keeps; versions from the oldest of them on can be had again.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        fsync: Fsync = "each",
+        interval: float = 1.0,
+        segment: int | str = "256MiB",
+        retain: int = 2,
+    ) -> None:
+        if not isinstance(path, (str, Path)):
+            raise ConfigError(f"[ChangeLog] path: wanted the path of a folder; got {path!r}.")
+        self._where = f"log {path}"
+        self._fsync = choice("ChangeLog", "fsync", fsync, ("each", "interval", "never"))
+        self._interval = number("ChangeLog", "interval", interval, low=0.0)
+        self._segment_bytes = parse_size(segment, "ChangeLog segment")
+        self._retain = integer("ChangeLog", "retain", retain, low=1)
+        self._mutex = threading.RLock()
+        self._files = Files(str(path))
+        self._failed: BaseException | None = None
+        self._head = Head()
+        self._kept_now = False
+        self._writer: SegmentWriter | None = None
+        self._head_file: HeadWriter | None = None
+        _native.make_directories(str(self._files.root))
+        self._lock: Any = _native.FileLock.take(str(self._files.lock), "log")
+        try:
+            self._open()
+        except BaseException:
+            self._release()
+            raise
+
+    # ---- opening and closing
+
+    def _open(self) -> None:
+        files = self._files
+        if is_new(files):
+            self._create()
+        self._manifest = read_manifest(files)
+        self._newest = LogReader(files).newest()
+        self._synced_at = time.monotonic()
+        end = self._cut_tail()
+        self._writer = SegmentWriter(files.segment(self._manifest.segments[-1]), end)
+        self._head_file = HeadWriter(files)
+        # What was read is not yet known to be on the disk.
+        self._sync()
+        self._remove_strangers()
+
+    def _create(self) -> None:
+        files = self._files
+        known = {"LOCK", "MANIFEST.lock", "COMPACT", "HEAD", "MANIFEST.json.tmp", "segments", "dense", "snapshots"}
+        others = [name for name in names_in(files.root) if name not in known]
+        if others:
+            raise CheckpointError(
+                f"[{self._where}] wanted a log or an empty folder; got one with {', '.join(sorted(others)[:3])}. Name "
+                f"another path."
+            )
+        files.make()
+        manifest = new_manifest()
+        self._new_segment(manifest, 1)
+        _native.sync_directory(str(files.root))
+        write_manifest(files, manifest)
+
+    def _new_segment(self, manifest: Manifest, first: int) -> None:
+        path = self._files.segment(first)
+        make_file(path, header_of(manifest.identity, first))
+        _native.sync_directory(str(path.parent))
+
+    def _remove_strangers(self) -> None:
+        """Remove what writers that died left, and the manifest does not name."""
+        files, manifest = self._files, self._manifest
+        segments = {files.segment(first).name for first in manifest.segments}
+        for name in names_in(files.segments):
+            if name not in segments:
+                remove_file(files.segments / name)
+        with compacting(files) as alone:
+            if alone:
+                snapshots = {files.snapshot(one.version).name for one in manifest.snapshots}
+                for name in names_in(files.snapshots):
+                    if name not in snapshots:
+                        remove_folder(files.snapshots / name)
+        remove_file(files.manifest.with_name(files.manifest.name + ".tmp"))
+
+    def _cut_tail(self) -> int:
+        """Where the last segment's whole commits end; what stands behind is cut off, if it was never promised."""
+        first = self._manifest.segments[-1]
+        head = read_head(self._files)
+        segment = SegmentFile(self._files.segment(first), self._manifest.identity, first)
+        try:
+            segment.check_header()
+            begin = head.end if head.segment == first else len(header_of(self._manifest.identity, first))
+            scan = Scan(begin)
+            for whole in segment.commits(begin, scan, checked=True):
+                self._newest = whole.commit
+            newest = 0 if self._newest is None else self._newest.version
+            if scan.problem is None:
+                return scan.end
+            promised = max(head.version, segment.kept_behind(scan.end))
+            if promised > newest:
+                raise segment.damaged(scan.end, newest + 1, scan.problem)
+            size = segment.size()
+        finally:
+            segment.close()
+        warnings.warn(
+            TornTailWarning(
+                f"[{self._where}] its last writer died in version {newest + 1}: {size - scan.end} bytes behind version "
+                f"{newest} are cut off ({scan.problem})."
+            ),
+            stacklevel=4,
+        )
+        with _native.File.open_to_write(str(self._files.segment(first))) as file:
+            file.truncate(scan.end)
+            file.sync()
+        return scan.end
+
+    def close(self) -> None:
+        """What was committed is on the disk; another process may write."""
+        with self._mutex:
+            if self._lock is None:
+                return
+            try:
+                if self._failed is None:
+                    self._sync(last=True)
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        for file in (self._writer, self._head_file):
+            if file is not None:
+                file.close()
+        self._writer = self._head_file = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> tuple[SegmentWriter, HeadWriter]:
+        if self._failed is not None:
+            raise StorageError(
+                f"[{self._where}] an earlier write did not reach the disk ({self._failed}). Close this log and open it "
+                f"again, which looks at what is there."
+            ) from self._failed
+        if self._writer is None or self._head_file is None:
+            raise StorageError(f"[{self._where}] this log was closed. Open it again.")
+        return self._writer, self._head_file
+
+    # ---- committing
+
+    @property
+    def version(self) -> int:
+        """The newest version; 0 before the first commit."""
+        return 0 if self._newest is None else self._newest.version
+
+    @property
+    def newest(self) -> Commit | None:
+        """The newest commit."""
+        return self._newest
+
+    def commit(
+        self,
+        bags: Any,
+        *,
+        step: int | None = None,
+        event_time: float | None = None,
+        dense: Any = None,
+        optimizer: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Make what changed in tables since their last commit here one version, and return its number.
+
+        bags: a collection, or a list of them. The first commit of a table holds all of its rows. dense, optimizer: a
+        module, whose collections are left out, and what has a state dict. step, event_time, metadata: of the user's
+        own, which `recover` gives back. Where it fails, nothing of it is in the log, and the next one holds it all.
+        """
+        with self._mutex:
+            writer, _ = self._require_open()
+            tables = LoggedTables(self._where, bags)
+            told = self._told(step, event_time, metadata)
+            version = self.version + 1
+            self._add_tables(tables)
+            try:
+                with tables.still():
+                    said = {name: self._append(table, version) for name, table in tables.items()}
+                    told = replace(told, rng=random_states())
+                written = write_dense(self._files, version, self._where, dense, optimizer)
+                before = None if self._newest is None else self._newest.dense
+                commit = replace(told, tables=self._tables_with(said), dense=written or before)
+                frames = digest_of(writer.headers)
+                writer.append(encode_commit({"commit": commit.to_json(), "frames": frames}, version=version))
+                if self._is_due():
+                    self._sync_file(writer)
+            except BaseException:
+                self._undo(writer, version)
+                raise
+            writer.commit()
+            self._newest = commit
+            for table in tables.values():
+                table.table.changes.committed(self._manifest.identity, version)
+            if self._kept_now:
+                self._keep()
+            if writer.end >= self._segment_bytes:
+                self._rotate()
+            return version
+
+    def rewrite(
+        self,
+        bags: Any,
+        *,
+        step: int | None = None,
+        event_time: float | None = None,
+        dense: Any = None,
+        optimizer: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        progress: Callable[[int], None] = lambda _rows: None,
+    ) -> int:
+        """Have the log hold all rows of these tables as they are now, as one version more and a snapshot, and nothing
+        before it: what `shoal.save` does. `progress` hears of rows. Until it is complete the log is as it was."""
+        with self._mutex:
+            self._require_open()
+            tables = LoggedTables(self._where, bags)
+            told = self._told(step, event_time, metadata)
+            version = self.version + 1
+            layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()])
+            writer = SnapshotWriter(self._files, version)
+            try:
+                with tables.still():
+                    said = {}
+                    for number, (name, table) in enumerate(tables.items()):
+                        pieces = table.table.by_bucket(rows_in_block(table.layout))
+                        writer.table(number, table.layout, told_of(pieces, progress))
+                        said[name] = table.memory()
+                    told = replace(told, rng=random_states())
+                written = write_dense(self._files, version, self._where, dense, optimizer)
+                commit = replace(told, tables=said, dense=written)
+                entry = writer.finish(commit)
+                self._new_segment(self._manifest, version + 1)
+                with changing_manifest(self._files) as write:
+                    now = read_manifest(self._files)
+                    changed = replace(layouts, snapshots=(entry,), segments=(version + 1,))
+                    write(changed)
+            except BaseException:
+                writer.abandon()
+                self._undo_dense(version)
+                raise
+            self._manifest, self._newest = changed, commit
+            self._write_to(version + 1)
+            let_go(self._files, now, changed)
+            return version
+
+    def _told(self, step: Any, event_time: Any, metadata: Any) -> Commit:
+        """What the user says of the next version, checked."""
+        step = None if step is None else integer(self._where, "step", step, low=-(2**63), high=2**63 - 1)
+        if event_time is not None and (not isinstance(event_time, (int, float)) or isinstance(event_time, bool)):
+            raise InputError(f"[{self._where}] event_time: wanted a number; got {event_time!r}.")
+        return Commit(
+            self.version + 1,
+            time.time(),
+            step,
+            None if event_time is None else float(event_time),
+            metadata=checked_metadata(self._where, metadata),
+            kept=self._head.version,
+        )
+
+    def _append(self, table: LoggedTable, version: int) -> TableCommit:
+        """Write what changed in a table."""
+        writer, _ = self._require_open()
+        held, layout = table.table, table.layout
+        number = self._manifest.number_of(table.name)
+        assert number is not None
+        held.seal()
+        keys = held.changes.look(self._manifest.identity, self.version)
+        rows_each = rows_in_block(layout)
+        puts = 0
+        if keys is None:
+            for rows in held.by_bucket(rows_each):
+                writer.append(encode_puts(rows, layout, table=number, version=version))
+                puts += len(rows)
+            return table.memory(puts, replaces=True)
+        gone = []
+        for some in keys.split(rows_each):
+            rows, found = held.rows(some)
+            if len(rows):
+                writer.append(encode_puts(rows, layout, table=number, version=version))
+            puts += len(rows)
+            if not bool(found.all()):
+                gone.append(some[~found])
+        deleted = torch.cat(gone) if gone else keys[:0]
+        for some in deleted.split(_KEYS_EACH) if len(deleted) else ():
+            writer.append(encode_deletes(some, layout, table=number, version=version))
+        return table.memory(puts, len(deleted))
+
+    def _tables_with(self, said: Mapping[str, TableCommit]) -> dict[str, TableCommit]:
+        """What a commit says of all tables: of those that are not in it, as before."""
+        before = {} if self._newest is None else self._newest.tables
+        kept = {name: replace(one, puts=0, deletes=0, replaces=False) for name, one in before.items()}
+        return kept | dict(said)
+
+    def _add_tables(self, tables: LoggedTables) -> None:
+        layouts = [table.layout for table in tables.values()]
+        if with_layouts(self._manifest, layouts) is not self._manifest:
+            with changing_manifest(self._files) as write:
+                changed = with_layouts(read_manifest(self._files), layouts)
+                write(changed)
+                self._manifest = changed
+
+    def _undo(self, writer: SegmentWriter, version: int) -> None:
+        try:
+            writer.abandon()
+        except BaseException as error:
+            self._failed = error
+        self._undo_dense(version)
+
+    def _undo_dense(self, version: int) -> None:
+        with suppress(StorageError):  # the next one of that version is written over it
+            remove_file(self._files.dense_of(version))
+
+    # ---- the disk
+
+    def _is_due(self) -> bool:
+        """Whether a commit waits for the disk."""
+        late = time.monotonic() - self._synced_at >= self._interval
+        self._kept_now = self._fsync == "each" or (self._fsync == "interval" and late)
+        return self._kept_now
+
+    def _sync_file(self, writer: SegmentWriter) -> None:
+        try:
+            writer.sync()
+        except BaseException as error:
+            # What the system could not write it may have dropped: nobody knows what is on the disk.
+            self._failed = error
+            raise
+        self._synced_at = time.monotonic()
+
+    def _keep(self, last: bool = False) -> None:
+        """Say that all that was committed is on the disk."""
+        writer, head = self._require_open()
+        self._head = Head(self.version, self._manifest.segments[-1], writer.end)
+        head.write(self._head, sync=last)
+
+    def _sync(self, last: bool = False) -> None:
+        writer, _ = self._require_open()
+        self._sync_file(writer)
+        self._keep(last)
+
+    def sync(self) -> None:
+        """Wait until all that was committed is on the disk."""
+        with self._mutex:
+            self._sync()
+
+    def _rotate(self) -> None:
+        """Begin another segment."""
+        self._sync()
+        first = self.version + 1
+        self._new_segment(self._manifest, first)
+        with changing_manifest(self._files) as write:
+            now = read_manifest(self._files)
+            changed = replace(now, segments=(*now.segments, first))
+            write(changed)
+            self._manifest = changed
+        self._write_to(first)
+
+    def _write_to(self, first: int) -> None:
+        """Go on in a segment that holds nothing yet."""
+        writer, _ = self._require_open()
+        writer.close()
+        self._writer = SegmentWriter(self._files.segment(first), len(header_of(self._manifest.identity, first)))
+        self._keep()
+
+    # ---- reading, and what is done with versions
+
+    def tail(self, since: int = 0) -> Iterator[CommittedChanges]:
+        """Whole commits behind a version, in order, up to the newest."""
+        return LogReader(self._files).commits(since)
+
+    def at(self, version: int) -> Version:
+        """All that the log held at a version."""
+        found = LogReader(self._files).at(version)
+        assert found is not None
+        return found
+
+    def compact(self) -> int | None:
+        """Make a snapshot of the newest version from the one before and the commits since; the tables take no part in
+        it, and may go on. Returns its version, or None where there is nothing to do. Other threads and processes may
+        call it (`shoal compact PATH`)."""
+        if self.version == 0:
+            return None
+        return compact(self._files, retain=self._retain)
+
+    def verify(self) -> Report:
+        """Read every byte and compare it with its checksum."""
+        return verify(self._files)
+
+    def rollback(self, version: int, bags: Any, *, dense: Any = None, optimizer: Any = None) -> int:
+        """Have the tables' rows be as they were at an older version, and commit that as a new one."""
+        with self._mutex:
+            self._require_open()
+            tables = LoggedTables(self._where, bags)
+            then, since = self.at(version), list(self.tail(version))
+            states = then.dense() if dense is not None or optimizer is not None else {}
+            roll_back(self._where, tables, then, since, self._manifest.identity)
+            restore_dense(self._where, states, dense, optimizer)
+            told = {"rollback": version}
+            return self.commit(bags, step=then.commit.step, dense=dense, optimizer=optimizer, metadata=told)

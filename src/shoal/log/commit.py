@@ -1,0 +1,180 @@
+"""What a commit says beside its rows."""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shoal.errors import InputError, StorageError
+from shoal.log.fields import Fields
+
+
+@dataclass(frozen=True)
+class TableCommit:
+    """One table in a commit.
+
+    replaces: rows that are not among the puts are gone. hyper: the optimizer's settings as they were then.
+    """
+
+    step: int
+    rows: int  # that the table had
+    puts: int = 0
+    deletes: int = 0
+    replaces: bool = False
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {
+            "step": self.step,
+            "rows": self.rows,
+            "puts": self.puts,
+            "deletes": self.deletes,
+            "replaces": self.replaces,
+            "hyper": {name: list(one) if isinstance(one, tuple) else one for name, one in self.hyper.items()},
+        }
+
+    @staticmethod
+    def from_json(where: str, value: Any) -> "TableCommit":
+        """As it came from a file."""
+        fields = Fields(where, value)
+        return TableCommit(
+            fields.integer("step"),
+            fields.integer("rows"),
+            fields.integer("puts"),
+            fields.integer("deletes"),
+            fields.flag("replaces"),
+            _hyper(fields.object("hyper")),
+        )
+
+
+def _hyper(fields: Fields) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in fields.value.items():
+        numbers = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in numbers):
+            raise StorageError(f"[{fields.where}] {name}: wanted numbers; got {value!r:.100}. The file is damaged.")
+        found[name] = tuple(map(float, numbers)) if isinstance(value, list) else float(value)
+    return found
+
+
+@dataclass(frozen=True)
+class DenseFile:
+    """Dense weights: the version that they were committed with, and what the file must be."""
+
+    version: int
+    bytes: int
+    crc32c: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {"version": self.version, "bytes": self.bytes, "crc32c": self.crc32c}
+
+    @staticmethod
+    def from_json(fields: Fields) -> "DenseFile":
+        """As it came from a file."""
+        return DenseFile(fields.integer("version", 1), fields.integer("bytes"), fields.integer("crc32c", 0, 2**32 - 1))
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Changes of some tables that are visible together.
+
+    time: when it was made, in seconds since 1970; event_time: of the newest event that was trained on, as the user
+    counts. tables: all that the log has at this version. kept: the newest version that was on the disk when this one
+    was written.
+    """
+
+    version: int
+    time: float
+    step: int | None = None
+    event_time: float | None = None
+    tables: Mapping[str, TableCommit] = field(default_factory=dict)
+    dense: DenseFile | None = None
+    rng: Mapping[str, bytes] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    kept: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {
+            "version": self.version,
+            "time": self.time,
+            "step": self.step,
+            "event_time": self.event_time,
+            "tables": {name: table.to_json() for name, table in self.tables.items()},
+            "dense": None if self.dense is None else self.dense.to_json(),
+            "rng": {name: base64.b64encode(state).decode() for name, state in self.rng.items()},
+            "metadata": dict(self.metadata),
+            "kept": self.kept,
+        }
+
+    @staticmethod
+    def from_json(where: str, value: Any) -> "Commit":
+        """As it came from a file."""
+        fields = Fields(where, value)
+        tables, rng = fields.object("tables"), fields.object("rng")
+        step = fields.value.get("step")
+        time = fields.number("time")
+        if time is None:
+            raise StorageError(f"[{where}] time: wanted a number; got nothing. The file is damaged.")
+        return Commit(
+            fields.integer("version", 1),
+            time,
+            None if step is None else fields.integer("step", -(2**63)),
+            fields.number("event_time"),
+            {name: TableCommit.from_json(f"{where}, table {name!r:.100}", one) for name, one in tables.value.items()},
+            None if fields.value.get("dense") is None else DenseFile.from_json(fields.object("dense")),
+            {name: _unbase64(rng, name) for name in rng.value},
+            fields.object("metadata").value,
+            fields.integer("kept"),
+        )
+
+
+def _unbase64(fields: Fields, name: str) -> bytes:
+    try:
+        return base64.b64decode(fields.text(name), validate=True)
+    except (binascii.Error, ValueError):
+        raise StorageError(f"[{fields.where}] {name!r:.100}: wanted base64. The file is damaged.") from None
+
+
+def checked_metadata(where: str, metadata: Any) -> dict[str, Any]:
+    """What a user gave, if it is the same behind JSON."""
+    if metadata is None:
+        return {}
+    try:
+        same = isinstance(metadata, dict) and json.loads(json.dumps(metadata, allow_nan=False)) == metadata
+    except (TypeError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise InputError(
+            f"[{where}] metadata: wanted a dict of what JSON has, with str keys; got {metadata!r:.200}. Turn other "
+            f"values into str, numbers or lists."
+        )
+    return dict(metadata)
+
+
+def random_states() -> dict[str, bytes]:
+    """torch's generators as they are now."""
+    states = {"cpu": bytes(torch.get_rng_state().numpy().tobytes())}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            states[f"cuda:{number}"] = bytes(torch.cuda.get_rng_state(number).numpy().tobytes())
+    return states
+
+
+def set_random_states(where: str, states: Mapping[str, bytes]) -> None:
+    """Have torch's generators be as they were; those of devices that are not here are left out."""
+    for name, state in states.items():
+        tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8) if state else torch.empty(0, dtype=torch.uint8)
+        try:
+            if name == "cpu":
+                torch.set_rng_state(tensor)
+            elif name in {f"cuda:{number}" for number in range(torch.cuda.device_count())}:
+                torch.cuda.set_rng_state(tensor, int(name[5:]))
+        except (RuntimeError, TypeError) as error:
+            raise StorageError(f"[{where}] rng {name!r}: torch does not take this state: {error}.") from None

@@ -1,0 +1,141 @@
+"""Compaction: a snapshot of the newest version, from the one before and the commits since. No table takes part."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from shoal import _native
+from shoal.errors import StorageError
+from shoal.log.files import Files, names_in, remove_file, remove_folder
+from shoal.log.manifest import Manifest, changing_manifest, read_manifest
+from shoal.log.reader import LogReader, Version, Winners
+from shoal.log.snapshot import SnapshotWriter, buckets_of, rows_in_block, told_of
+from shoal.records import Layout, Rows, join
+
+# Rows that changed are held in memory at a time, in bytes; where there are more, buckets are taken in turns.
+_HELD_BYTES = 256 << 20
+
+
+@contextmanager
+def compacting(files: Files) -> Iterator[bool]:
+    """While no other process or thread compacts the log; False where one does."""
+    try:
+        lock = _native.FileLock.take(str(files.compact_lock), "compaction")
+    except StorageError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lambda _rows: None) -> int | None:
+    """Make a snapshot of the newest version, and let go what `retain` snapshots do not need. Returns its version; None
+    where there is one already, nothing was committed, or another process is at it. `progress` hears of rows."""
+    with compacting(files) as alone:
+        if not alone:
+            return None
+        reader = LogReader(files)
+        version = reader.at()
+        if version is None or (version.manifest.snapshots and not version.is_behind_snapshot):
+            return None
+        writer = SnapshotWriter(files, version.commit.version)
+        try:
+            for name, layout in version.layouts.items():
+                number = version.manifest.number_of(name)
+                assert number is not None
+                writer.table(number, layout, told_of(by_bucket(version, layout), progress))
+            tables = {
+                name: replace(one, puts=0, deletes=0, replaces=False) for name, one in version.commit.tables.items()
+            }
+            entry = writer.finish(replace(version.commit, tables=tables))
+        except BaseException:
+            writer.abandon()
+            raise
+        with changing_manifest(files) as write:
+            now = read_manifest(files)
+            # What a version is made from: the beginning, while it is there, and the snapshots.
+            bases = [0] * (now.segments[0] == 1) + [one.version for one in (*now.snapshots, entry)]
+            after = bases[-retain:][0]
+            snapshots = tuple(one for one in (*now.snapshots, entry) if one.version >= after)
+            segments = tuple(
+                first
+                for number, first in enumerate(now.segments)
+                if number + 1 == len(now.segments) or now.segments[number + 1] > after + 1
+            )
+            changed = replace(now, snapshots=snapshots, segments=segments)
+            write(changed)
+        let_go(files, now, changed)
+        return entry.version
+
+
+def let_go(files: Files, before: Manifest, after: Manifest) -> None:
+    """Remove what the manifest named and does not any more."""
+    for first in set(before.segments) - set(after.segments):
+        remove_file(files.segment(first))
+    for entry in set(before.snapshots) - set(after.snapshots):
+        remove_folder(files.snapshot(entry.version))
+    oldest = LogReader(files).at(after.oldest)
+    assert oldest is not None
+    needed = oldest.commit.dense.version if oldest.commit.dense is not None else oldest.commit.version
+    for name in names_in(files.dense):
+        stem = name.partition(".")[0]
+        if stem.isdecimal() and int(stem) < needed:
+            remove_file(files.dense / name)
+
+
+def by_bucket(version: Version, layout: Layout, held_bytes: int = _HELD_BYTES) -> Iterator[Rows]:
+    """The rows of a table in the order of their buckets, in pieces."""
+    base, commits = version.base_of(layout.name)
+    winners = Winners(layout.name, commits)
+    turns = min(max(-(-len(winners) * (layout.row_bytes + 16) // held_bytes), 1), layout.buckets)
+    for turn in range(turns):
+        first, end = (layout.buckets * at // turns for at in (turn, turn + 1))
+        merged = _Changed(layout, winners, first, end)
+        if base is not None:
+            for rows in base.rows(layout.name, first, end):
+                buckets = buckets_of(rows.keys, layout.buckets)
+                stays = (buckets >= first) & (buckets < end) & ~winners.has(rows.keys)
+                last = min(int(buckets[-1]), end - 1)
+                kept = rows if bool(stays.all()) else rows.some(stays)
+                yield from merged.up_to(last, kept)
+        yield from merged.up_to(end - 1, None)
+
+
+class _Changed:
+    """Rows that changed, of some buckets, in the order of these."""
+
+    def __init__(self, layout: Layout, winners: Winners, first: int, end: int) -> None:
+        self._layout = layout
+        found = []
+        for rows in winners.rows():
+            buckets = buckets_of(rows.keys, layout.buckets)
+            here = (buckets >= first) & (buckets < end)
+            if bool(here.any()):
+                found.append(rows.some(here))
+        self._rows = self._in_order(join(found)) if found else None
+        self._buckets = None if self._rows is None else buckets_of(self._rows.keys, layout.buckets)
+        self._at = 0
+
+    def _in_order(self, rows: Rows) -> Rows:
+        order = torch.empty_like(rows.keys)
+        _native.order_by_bucket(rows.keys.contiguous(), self._layout.buckets, order)
+        return rows.some(order)
+
+    def up_to(self, bucket: int, others: Rows | None) -> Iterator[Rows]:
+        """The rows up to a bucket that were not given yet, among others of the same buckets, in order."""
+        pieces = [] if others is None or not len(others) else [others]
+        if self._rows is not None and self._buckets is not None:
+            end = int(torch.searchsorted(self._buckets, bucket, right=True))
+            if end > self._at:
+                pieces.append(self._rows.some(slice(self._at, end)))
+                self._at = end
+        if not pieces:
+            return
+        rows = pieces[0] if len(pieces) == 1 else self._in_order(join(pieces))
+        most = rows_in_block(self._layout)
+        for begin in range(0, len(rows), most):
+            yield rows.some(slice(begin, begin + most))

@@ -1,0 +1,111 @@
+"""Dense weights and optimizers: a file of tensors, and what else their state dicts hold in its header."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoal import _native
+from shoal.errors import CheckpointError, InputError, StorageError
+from shoal.log.commit import DenseFile
+from shoal.log.files import Files, remove_file, size_of
+from shoal.records import nested, tensors
+from shoal.table import without_rows
+
+_SKELETON = "shoal.state"
+_MODEL, _OPTIMIZER = "model", "optimizer"
+
+
+def _states(where: str, dense: Any, optimizer: Any) -> dict[str, Any]:
+    states: dict[str, Any] = {}
+    if dense is not None:
+        if not isinstance(dense, nn.Module):
+            raise InputError(f"[{where}] dense: wanted a torch.nn.Module; got {type(dense).__name__}.")
+        with without_rows():
+            states[_MODEL] = dense.state_dict()
+    if optimizer is not None:
+        states[_OPTIMIZER] = _each(where, optimizer, lambda one: one.state_dict())
+    return states
+
+
+def _each(where: str, optimizer: Any, call: Any) -> Any:
+    """What a call makes of an optimizer, or of each of several by name: schedulers and scalers may be among them."""
+    several = isinstance(optimizer, Mapping)
+    for one in optimizer.values() if several else [optimizer]:
+        if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+            raise InputError(
+                f"[{where}] optimizer: wanted what has state_dict and load_state_dict, or a dict of such; got "
+                f"{type(one).__name__}."
+            )
+    return {name: call(one) for name, one in optimizer.items()} if several else call(optimizer)
+
+
+def write_dense(files: Files, version: int, where: str, dense: Any, optimizer: Any) -> DenseFile | None:
+    """Write them for a version; None where there is nothing to write."""
+    states = _states(where, dense, optimizer)
+    if not states:
+        return None
+    skeleton, found = nested.flatten(states, where)
+    header, pieces = tensors.encode(_on_host(found), {_SKELETON: json.dumps(skeleton)})
+    path = files.dense_of(version)
+    remove_file(path)  # of a writer that died
+    file = _native.FileWriter.create(str(path))
+    try:
+        crc = file.append_checked(header, 0)
+        for piece in pieces:
+            crc = file.append_checked(piece, crc)
+        size = file.position
+        file.finish()
+    except BaseException:
+        file.abandon()
+        raise
+    _native.sync_directory(str(files.dense))
+    return DenseFile(version, size, crc)
+
+
+def _on_host(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu") for name, tensor in found.items()}
+
+
+def read_dense(path: Path, wanted: DenseFile) -> dict[str, Any]:
+    """The state dicts of a file, checked."""
+    size = size_of(path)
+    if size != wanted.bytes:
+        got = "nothing" if size is None else f"{size} bytes"
+        raise StorageError(f"[file {path}] wanted {wanted.bytes} bytes; got {got}. Restore it from another copy.")
+    data = bytearray(size)
+    with _native.File.open_to_read(str(path)) as file:
+        file.read(0, data)
+    if _native.crc32c(data) != wanted.crc32c:
+        raise StorageError(f"[file {path}] its checksum is wrong. Restore it from another copy.")
+    found, metadata = tensors.decode(data, f"file {path}")
+    try:
+        skeleton = json.loads(metadata.get(_SKELETON, ""))
+    except (ValueError, RecursionError):
+        raise StorageError(f"[file {path}] wanted the shape of state dicts in its header. Restore the file.") from None
+    states = nested.unflatten(skeleton, found, f"file {path}")
+    if not isinstance(states, dict):
+        raise StorageError(f"[file {path}] wanted a dict of states; got {type(states).__name__}. Restore the file.")
+    return states
+
+
+def restore_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
+    """Load state dicts into a model and its optimizers, as they were."""
+    if dense is not None:
+        if _MODEL not in states:
+            raise CheckpointError(f"[{where}] dense: the version has no dense weights. Leave dense= out.")
+        with without_rows():
+            dense.load_state_dict(states[_MODEL])
+    if optimizer is not None:
+        if _OPTIMIZER not in states:
+            raise CheckpointError(f"[{where}] optimizer: the version has no optimizer's state. Leave optimizer= out.")
+        held = states[_OPTIMIZER]
+        if isinstance(optimizer, Mapping):
+            if not isinstance(held, dict) or set(held) != set(optimizer):
+                raise CheckpointError(f"[{where}] optimizer: wanted those that were committed; got {list(optimizer)}.")
+            for name, one in optimizer.items():
+                one.load_state_dict(held[name])
+        else:
+            _each(where, optimizer, lambda one: one.load_state_dict(held))

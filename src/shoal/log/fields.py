@@ -1,0 +1,71 @@
+"""Values of JSON that came from a file: each is what it must be, or an error says where it is not."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from shoal.errors import StorageError
+
+T = TypeVar("T")
+_MOST = 2**63 - 1
+
+
+class Fields:
+    """The fields of one JSON object. `where` begins the errors."""
+
+    def __init__(self, where: str, value: Any) -> None:
+        self.where = where
+        if not isinstance(value, dict):
+            raise StorageError(f"[{where}] wanted an object; got {type(value).__name__}. The file is damaged.")
+        self.value: dict[str, Any] = value
+
+    def _wrong(self, name: str, wanted: str) -> StorageError:
+        got = repr(self.value[name])[:100] if name in self.value else "nothing"
+        return StorageError(f"[{self.where}] {name}: wanted {wanted}; got {got}. The file is damaged.")
+
+    def integer(self, name: str, low: int = 0, high: int = _MOST) -> int:
+        """A whole number."""
+        value = self.value.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self._wrong(name, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """A number, or None."""
+        value = self.value.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self._wrong(name, "a number")
+        return float(value)
+
+    def text(self, name: str) -> str:
+        """A str."""
+        value = self.value.get(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or False."""
+        value = self.value.get(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def object(self, name: str) -> "Fields":
+        """An object."""
+        return Fields(f"{self.where}, {name}", self.value.get(name))
+
+    def items(self, name: str, read: Callable[[str, Any], T]) -> list[T]:
+        """A list, each item of which `read(where, item)` reads."""
+        value = self.value.get(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list")
+        return [read(f"{self.where}, {name} {at}", item) for at, item in enumerate(value)]
+
+
+def whole(where: str, value: Any) -> int:
+    """An item that is a whole number, not negative."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise StorageError(f"[{where}] wanted an integer; got {value!r:.100}. The file is damaged.")
+    return value

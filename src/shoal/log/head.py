@@ -1,0 +1,54 @@
+"""The head: up to where a log is known to be on the disk. What is damaged before it is an error; what stands behind it
+may be half of a commit whose writer died, and is cut off.
+
+64 bytes, written over each other: magic, format version, 0, version, first version of its segment, that segment's
+length, zeros, crc32c. Where they are damaged, nothing is known.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from shoal import _native
+from shoal.log.files import Files, read_file, size_of
+
+_HEAD = struct.Struct("<8sIIQQQ20sI")
+_MAGIC = b"SHOALHED"
+_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest version that is on the disk, its segment, and where it ends there."""
+
+    version: int = 0
+    segment: int = 0
+    end: int = 0
+
+
+def read_head(files: Files) -> Head:
+    """What is known; nothing where there is no head, or a damaged one."""
+    if size_of(files.head) != _HEAD.size:
+        return Head()
+    data = bytes(read_file(files.head, _HEAD.size))
+    magic, version, _, *numbers, _, crc = _HEAD.unpack(data)
+    if magic != _MAGIC or version != _FORMAT_VERSION or crc != _native.crc32c(data[:-4]):
+        return Head()
+    return Head(*numbers)
+
+
+class HeadWriter:
+    """Writes it."""
+
+    def __init__(self, files: Files) -> None:
+        self._file = _native.File.open_to_write(str(files.head))
+
+    def write(self, head: Head, sync: bool = False) -> None:
+        """Say what is on the disk. Not synced, it is at worst older than what is true."""
+        body = _HEAD.pack(_MAGIC, _FORMAT_VERSION, 0, head.version, head.segment, head.end, bytes(20), 0)[:-4]
+        self._file.write(0, body + struct.pack("<I", _native.crc32c(body)))
+        if sync:
+            self._file.sync()
+
+    def close(self) -> None:
+        """Let it go."""
+        self._file.close()

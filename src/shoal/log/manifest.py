@@ -1,0 +1,135 @@
+"""The manifest: which tables, snapshots and segments a log is made of. What it does not name is not part of it."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal import _native
+from shoal.errors import CheckpointError, StorageError
+from shoal.log.fields import Fields, whole
+from shoal.log.files import Files, read_sealed_json, sealed_json, write_file
+from shoal.records import Layout
+
+FORMAT = "shoal log"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SnapshotEntry:
+    """A snapshot that is complete, and the checksum of its list of blocks."""
+
+    version: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a log is made of. A table's number is its place among the layouts."""
+
+    identity: str  # 32 hexadecimal digits, drawn when the log is made
+    layouts: tuple[Layout, ...] = ()
+    snapshots: tuple[SnapshotEntry, ...] = ()  # ascending
+    segments: tuple[int, ...] = ()  # first versions, ascending; the last one is written to
+
+    def number_of(self, table: str) -> int | None:
+        """The number of a table."""
+        return next((n for n, layout in enumerate(self.layouts) if layout.name == table), None)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version whose rows can be had."""
+        return 1 if self.segments[0] == 1 else self.snapshots[0].version
+
+
+def new_manifest(first_version: int = 1) -> Manifest:
+    """A log without tables."""
+    return Manifest(os.urandom(16).hex(), segments=(first_version,))
+
+
+def write_manifest(files: Files, manifest: Manifest) -> None:
+    """Put it in place of the one before, at once."""
+    value = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "id": manifest.identity,
+        "tables": [layout.to_json() for layout in manifest.layouts],
+        "snapshots": [{"version": one.version, "crc32c": one.crc32c} for one in manifest.snapshots],
+        "segments": list(manifest.segments),
+    }
+    write_file(files.manifest, sealed_json(value))
+
+
+def read_manifest(files: Files) -> Manifest:
+    """The manifest as it is now. Raises StorageError where it is damaged or of a newer format."""
+    value = Fields(f"file {files.manifest}", read_sealed_json(files.manifest))
+    if value.text("format") != FORMAT:
+        raise StorageError(f"[file {files.manifest}] wanted a {FORMAT}; got {value.text('format')!r:.100}.")
+    if (version := value.integer("version")) > FORMAT_VERSION:
+        raise CheckpointError(
+            f"[file {files.manifest}] this Shoal reads formats up to {FORMAT_VERSION}; the log is of {version}. "
+            f"Install a newer Shoal."
+        )
+    identity = value.text("id")
+    if not re.fullmatch("[0-9a-f]{32}", identity):
+        raise StorageError(f"[file {files.manifest}] id: wanted 32 hexadecimal digits; got {identity!r:.100}.")
+    manifest = Manifest(
+        identity,
+        tuple(value.items("tables", lambda where, item: Layout.from_json(item, where))),
+        tuple(value.items("snapshots", _snapshot)),
+        tuple(value.items("segments", whole)),
+    )
+    _check(files, manifest)
+    return manifest
+
+
+def _snapshot(where: str, item: Any) -> SnapshotEntry:
+    fields = Fields(where, item)
+    return SnapshotEntry(fields.integer("version"), fields.integer("crc32c", high=2**32 - 1))
+
+
+def _check(files: Files, manifest: Manifest) -> None:
+    where = f"[file {files.manifest}]"
+    names = [layout.name for layout in manifest.layouts]
+    if len(set(names)) < len(names):
+        raise StorageError(f"{where} wanted each table once; got {names!r:.200}. The file is damaged.")
+    versions = [one.version for one in manifest.snapshots]
+    for what, numbers in (("snapshots", versions), ("segments", list(manifest.segments))):
+        if numbers != sorted(set(numbers)):
+            raise StorageError(f"{where} {what}: wanted ascending versions; got {numbers!r:.200}.")
+    if not manifest.segments or manifest.segments[0] < 1:
+        raise StorageError(f"{where} segments: wanted one at least, from version 1 on; got {manifest.segments}.")
+    first = manifest.segments[0]
+    if (versions and versions[0] < first - 1) or (not versions and first != 1):
+        raise StorageError(f"{where} wanted segments from behind the oldest snapshot on; they begin at {first}.")
+
+
+@contextmanager
+def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
+    """Read it and put a changed one in its place, while no other process does. Used as
+
+    with changing_manifest(files) as write:
+        write(replace(read_manifest(files), ...))
+    """
+    lock = _native.FileLock.take(str(files.manifest_lock), "manifest", wait=True)  # others have it for a moment
+    try:
+        yield lambda manifest: write_manifest(files, manifest)
+    finally:
+        lock.release()
+
+
+def with_layouts(manifest: Manifest, layouts: list[Layout]) -> Manifest:
+    """The manifest with these tables among its own. Raises CheckpointError where one is another table by now."""
+    added = []
+    for layout in layouts:
+        number = manifest.number_of(layout.name)
+        if number is None:
+            added.append(layout)
+        elif difference := manifest.layouts[number].difference(layout):
+            raise CheckpointError(
+                f"[table {layout.name!r}] the log has it with another layout: {difference}. Commit to another log, or "
+                f"save and load to convert it."
+            )
+    return replace(manifest, layouts=(*manifest.layouts, *added)) if added else manifest

@@ -1,0 +1,286 @@
+"""Reading a log, in the process that writes it or in any other: whole commits only, while it is being written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.errors import CheckpointError, StorageError
+from shoal.log.commit import Commit
+from shoal.log.dense import read_dense
+from shoal.log.files import Files, size_of
+from shoal.log.head import Head, read_head
+from shoal.log.manifest import Manifest, read_manifest
+from shoal.log.segment import Scan, SegmentFile, WholeCommit, header_of
+from shoal.log.snapshot import Snapshot
+from shoal.records import Layout, Rows
+from shoal.records.frames import Kind, decode_deletes, decode_puts
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """Some changes of one table: rows that were put, or keys that were deleted."""
+
+    table: str
+    puts: Rows | None = None
+    deletes: Tensor | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        """Of either."""
+        if self.puts is not None:
+            return self.puts.keys
+        assert self.deletes is not None
+        return self.deletes
+
+
+class CommittedChanges:
+    """One commit of a log: what it says, and its changes, which are read when they are asked for."""
+
+    def __init__(self, files: Files, manifest: Manifest, whole: WholeCommit) -> None:
+        self._files = files
+        self._manifest = manifest
+        self.whole = whole
+        self.commit: Commit = whole.commit
+
+    @property
+    def version(self) -> int:
+        """The commit's number."""
+        return self.commit.version
+
+    def changes(self, table: str | None = None) -> Iterator[TableChange]:
+        """Its changes in pieces, of one table or of all. A table that `commit.tables` says is replaced has no rows
+        but these."""
+        number = None if table is None else self._manifest.number_of(table)
+        if table is not None and number is None:
+            return
+        wanted = [one for one in self.whole.frames if number is None or one.header.table == number]
+        if not wanted:
+            return
+        segment = SegmentFile(self._files.segment(self.whole.segment), self._manifest.identity, self.whole.segment)
+        try:
+            for place in wanted:
+                where = f"file {segment.path}, version {self.version}, offset {place.offset}"
+                if place.header.table >= len(self._manifest.layouts):
+                    raise StorageError(f"[{where}] wanted a table of the manifest; got number {place.header.table}.")
+                layout = self._manifest.layouts[place.header.table]
+                data = segment.payload(place)
+                if place.header.kind is Kind.PUTS:
+                    yield TableChange(layout.name, puts=decode_puts(place.header, data, layout, where, finite=False))
+                else:
+                    yield TableChange(layout.name, deletes=decode_deletes(place.header, data, layout, where))
+        finally:
+            segment.close()
+
+
+class LogReader:
+    """A log as it is when this is made, and as it grows."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        if size_of(files.manifest) is None:
+            raise CheckpointError(f"[log {files.root}] wanted a log; there is no MANIFEST.json. Is the path right?")
+        self.manifest: Manifest = read_manifest(files)
+
+    def refresh(self) -> None:
+        """See what was rotated or compacted since."""
+        self.manifest = read_manifest(self.files)
+
+    # ---- commits
+
+    def commits(self, after: int = 0) -> Iterator[CommittedChanges]:
+        """Whole commits behind a version, in order, up to the newest."""
+        manifest, head = self.manifest, read_head(self.files)
+        if after + 1 < manifest.segments[0]:
+            raise CheckpointError(
+                f"[log {self.files.root}] versions up to {manifest.segments[0] - 1} are in a snapshot alone; changes "
+                f"behind {after} were asked for. Begin with at(version), from {manifest.oldest} on."
+            )
+        last = after
+        for number, first in enumerate(manifest.segments):
+            is_last = number + 1 == len(manifest.segments)
+            if not is_last and manifest.segments[number + 1] <= after + 1:
+                continue
+            for whole in self._of_segment(first, is_last, head):
+                if whole.commit.version > after:
+                    yield CommittedChanges(self.files, manifest, whole)
+                last = max(last, whole.commit.version)
+            if not is_last and last + 1 != manifest.segments[number + 1]:
+                raise StorageError(
+                    f"[log {self.files.root}] versions {last + 1} to {manifest.segments[number + 1] - 1} are missing "
+                    f"behind {self.files.segment(first)}. Restore that file from another copy."
+                )
+        newest = max(last, manifest.snapshots[-1].version if manifest.snapshots else 0)
+        if newest < head.version:
+            raise StorageError(
+                f"[log {self.files.root}] version {head.version} was on the disk; the newest that can be read is "
+                f"{newest}. A file was cut or damaged: verify() says where. Restore it from another copy."
+            )
+
+    def _of_segment(self, first: int, is_last: bool, head: Head) -> Iterator[WholeCommit]:
+        segment = SegmentFile(self.files.segment(first), self.manifest.identity, first)
+        try:
+            segment.check_header()
+            scan = Scan(0)
+            wanted = first
+            for whole in segment.commits(len(header_of(self.manifest.identity, first)), scan, checked=False):
+                if whole.commit.version != wanted:
+                    raise segment.damaged(whole.begin, wanted, f"version {whole.commit.version} stands there")
+                yield whole
+                wanted += 1
+            # Behind the last commit of the last segment another one is being written.
+            kept_to = head.end if head.segment == first else 0
+            if scan.problem is not None and (not is_last or scan.end < kept_to):
+                raise segment.damaged(scan.end, wanted, scan.problem)
+        finally:
+            segment.close()
+
+    def newest(self) -> Commit | None:
+        """The newest commit."""
+        after = 0
+        if len(self.manifest.segments) > 1 or self.manifest.snapshots:
+            after = max(self.manifest.segments[-1] - 1, 0)
+        found: Commit | None = None
+        for one in self.commits(after):
+            found = one.commit
+        if found is None and len(self.manifest.segments) > 1:
+            before = self.manifest.segments[-2] - 1
+            for one in self.commits(before):
+                found = one.commit
+        if self.manifest.snapshots:
+            entry = self.manifest.snapshots[-1]
+            if found is None or found.version < entry.version:
+                found = Snapshot(self.files, entry, self.manifest.layouts).commit
+        return found
+
+    # ---- a version
+
+    def at(self, version: int | None = None) -> "Version | None":
+        """The rows at a version, or the newest; None where nothing was committed yet."""
+        manifest = self.manifest
+        if version is not None and version < manifest.oldest:
+            raise CheckpointError(
+                f"[log {self.files.root}] version {version} was asked for; the oldest that is kept is "
+                f"{manifest.oldest}."
+            )
+        snapshots = [one for one in manifest.snapshots if version is None or one.version <= version]
+        snapshot = Snapshot(self.files, snapshots[-1], manifest.layouts) if snapshots else None
+        after = snapshot.commit.version if snapshot is not None else 0
+        commits: list[CommittedChanges] = []
+        if version is None or version > after:
+            for one in self.commits(after):
+                if version is None or one.version <= version:
+                    commits.append(one)
+        commit = commits[-1].commit if commits else (None if snapshot is None else snapshot.commit)
+        if version is not None and (commit is None or commit.version != version):
+            newest = 0 if commit is None else commit.version
+            raise CheckpointError(f"[log {self.files.root}] version {version} was asked for; the newest is {newest}.")
+        return None if commit is None else Version(self.files, manifest, commit, snapshot, commits)
+
+
+class Version:
+    """All that a log held at one version."""
+
+    def __init__(
+        self,
+        files: Files,
+        manifest: Manifest,
+        commit: Commit,
+        snapshot: Snapshot | None,
+        commits: list[CommittedChanges],
+    ) -> None:
+        self._files = files
+        self._snapshot = snapshot
+        self._commits = commits
+        self.manifest = manifest
+        self.commit = commit
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """What the rows of its tables are."""
+        return {layout.name: layout for layout in self.manifest.layouts if layout.name in self.commit.tables}
+
+    def dense(self) -> dict[str, Any]:
+        """The state dicts that were committed last, up to this version."""
+        if self.commit.dense is None:
+            return {}
+        return read_dense(self._files.dense_of(self.commit.dense.version), self.commit.dense)
+
+    def steps(self, table: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[TableChange]:
+        """What makes the table's rows, one after the other: rows of the snapshot, then changes behind it. Rows of
+        other buckets may be among them."""
+        base, commits = self.base_of(table)
+        if base is not None:
+            for rows in base.rows(table, first_bucket, end_bucket):
+                yield TableChange(table, puts=rows)
+        for one in commits:
+            yield from one.changes(table)
+
+    def base_of(self, table: str) -> tuple[Snapshot | None, list[CommittedChanges]]:
+        """The snapshot, unless a later commit replaced all rows; and the commits from there on."""
+        for at in range(len(self._commits) - 1, -1, -1):
+            said = self._commits[at].commit.tables.get(table)
+            if said is not None and said.replaces:
+                return None, self._commits[at:]
+        return self._snapshot, self._commits
+
+    def rows(self, table: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[Rows]:
+        """The rows themselves, each once, in pieces: first those that did not change since the snapshot, in the order
+        of their buckets; then the others."""
+        base, commits = self.base_of(table)
+        winners = Winners(table, commits)
+        if base is not None:
+            for rows in base.rows(table, first_bucket, end_bucket):
+                stays = ~winners.has(rows.keys)
+                yield rows if bool(stays.all()) else rows.some(stays)
+        yield from winners.rows()
+
+    @property
+    def is_behind_snapshot(self) -> bool:
+        """Whether commits came since the snapshot that it begins with."""
+        return len(self._commits) > 0
+
+
+class Winners:
+    """Of changes in order, the last one of each key. `keys`: all that changed, in ascending order."""
+
+    def __init__(self, table: str, commits: list[CommittedChanges]) -> None:
+        self._table = table
+        self._commits = commits
+        keys, puts = [], []
+        for one in commits:
+            for change in one.changes(table):
+                keys.append(change.keys.clone())
+                puts.append(change.puts is not None)
+        self._sizes = [len(some) for some in keys]
+        self._is_put = puts
+        everything = torch.cat(keys) if keys else torch.empty(0, dtype=torch.int64, device="cpu")
+        # The last position of each key, by a stable sort.
+        order = torch.sort(everything, stable=True)
+        changes = order.values[1:] != order.values[:-1] if len(everything) > 1 else torch.empty(0, dtype=torch.bool)
+        is_last = torch.cat([changes, torch.ones(min(len(everything), 1), dtype=torch.bool)])
+        self.keys = order.values[is_last]
+        self._wins = torch.zeros(len(everything), dtype=torch.bool, device="cpu")
+        self._wins[order.indices[is_last]] = True
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def has(self, keys: Tensor) -> Tensor:
+        """Whether each key was put or deleted."""
+        if not len(self.keys):
+            return torch.zeros(len(keys), dtype=torch.bool, device="cpu")
+        at = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
+        return self.keys[at] == keys
+
+    def rows(self) -> Iterator[Rows]:
+        """The rows of keys whose last change is a put."""
+        number = begin = 0
+        for one in self._commits:
+            for change in one.changes(self._table):
+                wins = self._wins[begin : begin + self._sizes[number]]
+                begin, number = begin + self._sizes[number], number + 1
+                if change.puts is not None and bool(wins.any()):
+                    yield change.puts if bool(wins.all()) else change.puts.some(wins)

@@ -1,0 +1,56 @@
+"""Having the rows of an older version again."""
+
+import torch
+from torch import Tensor
+
+from shoal.errors import CheckpointError
+from shoal.log.reader import CommittedChanges, Version, Winners
+from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.records import Rows, join
+
+
+def roll_back(where: str, tables: LoggedTables, version: Version, since: list[CommittedChanges], log: str) -> None:
+    """Have the rows of tables be as they were at a version. `since`: the commits behind it; what changed in the tables
+    behind the last of these goes, too."""
+    for name, table in tables.items():
+        if name in version.layouts and (difference := version.layouts[name].difference(table.layout)):
+            raise CheckpointError(f"[{where}] table {name!r} has another layout than at that version: {difference}.")
+    newest = since[-1].version if since else version.commit.version
+    with tables.alone():
+        # All is read before anything changes.
+        before = {name: _before(table, version, _touched(table, since, log, newest)) for name, table in tables.items()}
+        for name, table in tables.items():
+            _restore(table, *before[name])
+            if name in version.commit.tables:
+                table.remember(version.commit.tables[name])
+
+
+def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, newest: int) -> Tensor | None:
+    """The keys whose rows may not be as they were; None if all may."""
+    table.table.seal()
+    live = table.table.changes.look(log, newest)
+    replaced = any(one.commit.tables[table.name].replaces for one in since if table.name in one.commit.tables)
+    if live is None or replaced:
+        return None
+    touched: Tensor = torch.unique(torch.cat([live, Winners(table.name, since).keys]))
+    return touched
+
+
+def _before(table: LoggedTable, version: Version, touched: Tensor | None) -> tuple[Rows | None, Tensor]:
+    """The rows that keys had, and the keys that had none."""
+    found = []
+    if table.name in version.commit.tables:
+        for rows in version.rows(table.name):
+            wanted = rows if touched is None else rows.some(torch.isin(rows.keys, touched))
+            if len(wanted):
+                found.append(wanted)
+    old = join(found) if found else None
+    there = table.table.keys().cpu() if touched is None else touched
+    return old, there if old is None else there[~torch.isin(there, old.keys)]
+
+
+def _restore(table: LoggedTable, old: Rows | None, gone: Tensor) -> None:
+    if len(gone):
+        table.group.erase(table.number, gone.to(table.group.device))
+    if old is not None and len(old):
+        table.table.put(old)

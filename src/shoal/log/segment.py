@@ -1,0 +1,240 @@
+"""A segment: a header of 64 bytes, then frames. A version's rows come first, its commit frame last.
+
+What stands behind the last whole commit is being written, or was when its writer died.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal import _native
+from shoal.errors import StorageError
+from shoal.log.commit import Commit
+from shoal.log.files import size_of
+from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader, Kind, check_payload, decode_commit
+
+# magic, format version, 0, log, first version, 0, crc32c of the 60 bytes before it
+_HEADER = struct.Struct("<8sII16sQ20sI")
+_MAGIC = b"SHOALSEG"
+_FORMAT_VERSION = 1
+_COMMIT_LIMIT = 1 << 30
+_SEARCHED = 4 << 20  # bytes of a damaged file that are looked at together; a multiple of a frame's alignment
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a frame is."""
+
+    header: FrameHeader
+    offset: int  # of its payload
+
+    @property
+    def end(self) -> int:
+        """Where the next frame begins."""
+        return self.offset - HEADER_BYTES + self.header.frame_bytes
+
+
+@dataclass(frozen=True)
+class WholeCommit:
+    """A commit whose frames are all there, and where they are."""
+
+    commit: Commit
+    segment: int  # its first version
+    frames: Sequence[Place]
+    begin: int
+    end: int
+
+
+@dataclass
+class Scan:
+    """What a segment holds: whole commits, and where the last one ends."""
+
+    end: int
+    last: Commit | None = None
+    problem: str | None = None  # what stands behind, if it is not a whole commit
+
+
+def header_of(identity: str, first: int) -> bytes:
+    """The first bytes of a segment."""
+    head = _HEADER.pack(_MAGIC, _FORMAT_VERSION, 0, bytes.fromhex(identity), first, bytes(20), 0)[:-4]
+    return head + struct.pack("<I", _native.crc32c(head))
+
+
+class SegmentFile:
+    """A segment, open for reading."""
+
+    def __init__(self, path: Path, identity: str, first: int) -> None:
+        self.path = path
+        self.first = first
+        self._identity = identity
+        self._file = _native.File.open_to_read(str(path))
+
+    def close(self) -> None:
+        """Let it go."""
+        self._file.close()
+
+    def size(self) -> int:
+        """Bytes now."""
+        return self._file.size()
+
+    def read(self, offset: int, count: int) -> bytearray:
+        """Some bytes. REQUIRES: the file has them."""
+        out = bytearray(count)
+        if count:
+            self._file.read(offset, out)
+        return out
+
+    def check_header(self) -> None:
+        """Raise StorageError where the file is not this segment of this log."""
+        wanted = header_of(self._identity, self.first)
+        if self.size() < len(wanted) or bytes(self.read(0, len(wanted))) != wanted:
+            raise StorageError(
+                f"[file {self.path}] is not the segment of version {self.first} of this log, or its header is damaged. "
+                f"Restore it from another copy."
+            )
+
+    def payload(self, place: Place) -> bytearray:
+        """What a frame holds; who decodes it checks it."""
+        return self.read(place.offset, place.header.payload_bytes)
+
+    def damaged(self, offset: int, version: int, what: str) -> StorageError:
+        """The error for bytes that are not what was written."""
+        return StorageError(
+            f"[file {self.path}] version {version}, offset {offset}: {what}. Restore the file from another copy, or "
+            f"recover an older version."
+        )
+
+    def commits(self, begin: int, scan: Scan, checked: bool) -> Iterator[WholeCommit]:
+        """Whole commits from an offset on, where one begins. `scan` knows at the end where the last one ends, and what
+        stands behind it. `checked`: the checksums of rows are looked at, too."""
+        at = scan.end = begin
+        frames: list[Place] = []
+        size = self.size()
+        while True:
+            place, problem = self._frame(at, size, checked)
+            if place is None:
+                scan.problem = problem if problem or frames else None
+                if scan.problem is None and frames:
+                    scan.problem = "a commit that is not complete"
+                return
+            at = place.end
+            if place.header.kind != Kind.COMMIT:
+                frames.append(place)
+                continue
+            found = self._commit(place, frames)
+            if isinstance(found, str):
+                scan.problem = found
+                return
+            whole = WholeCommit(found, self.first, tuple(frames), scan.end, at)
+            frames = []
+            scan.end, scan.last = at, found
+            yield whole
+
+    def kept_behind(self, at: int) -> int:
+        """The newest version that a commit frame behind a damaged place says was on the disk when it was written."""
+        size, kept = self.size(), 0
+        for begin in range(at, size, _SEARCHED):
+            data = self.read(begin, min(_SEARCHED + HEADER_BYTES, size - begin))
+            found = data.find(MAGIC)
+            while found >= 0:
+                if found % FRAME_ALIGNMENT == 0 and found < _SEARCHED:
+                    place, _problem = self._frame(begin + found, size, checked=True)
+                    if place is not None and place.header.kind is Kind.COMMIT:
+                        kept = max(kept, self._kept_of(place))
+                found = data.find(MAGIC, found + 1)
+        return kept
+
+    def _kept_of(self, place: Place) -> int:
+        where = f"file {self.path}, offset {place.offset}"
+        try:
+            value = decode_commit(place.header, self.payload(place), where)
+            return Commit.from_json(where, value.get("commit")).kept
+        except StorageError:
+            return 0
+
+    def _frame(self, at: int, size: int, checked: bool) -> tuple[Place | None, str | None]:
+        """The frame at an offset, or what is wrong with it; neither at the end."""
+        if at >= size:
+            return None, None
+        if at + HEADER_BYTES > size:
+            return None, f"{size - at} bytes at {at} that are less than a frame's header"
+        try:
+            header = FrameHeader.unpack(bytes(self.read(at, HEADER_BYTES)), f"file {self.path}, offset {at}")
+        except StorageError as error:
+            return None, str(error)
+        place = Place(header, at + HEADER_BYTES)
+        if place.end > size:
+            return None, f"a frame at {at} of which only {size - at} bytes are there"
+        if checked:
+            try:
+                check_payload(header, self.payload(place), f"file {self.path}, offset {at}")
+            except StorageError as error:
+                return None, str(error)
+        return place, None
+
+    def _commit(self, place: Place, frames: Sequence[Place]) -> Commit | str:
+        """The commit of a commit frame, if the frames before it are its own; else what is wrong."""
+        where = f"file {self.path}, offset {place.offset}"
+        if place.header.payload_bytes > _COMMIT_LIMIT:
+            return f"a commit frame at {place.offset} of {place.header.payload_bytes} bytes"
+        try:
+            value = decode_commit(place.header, self.payload(place), where)
+            commit = Commit.from_json(where, value.get("commit"))
+        except StorageError as error:
+            return str(error)
+        if commit.version != place.header.version or any(one.header.version != commit.version for one in frames):
+            return f"frames at {place.offset} whose versions differ"
+        if value.get("frames") != digest_of([one.header.pack() for one in frames]):
+            return f"a commit at {place.offset} whose frames are not those that it had"
+        return commit
+
+
+def digest_of(headers: Sequence[bytes]) -> dict[str, int]:
+    """What a commit frame says of the frames before it: how many, and a checksum of their headers, which have those of
+    their payloads."""
+    return {"count": len(headers), "crc32c": _native.crc32c(b"".join(headers))}
+
+
+class SegmentWriter:
+    """The end of a segment that is being written."""
+
+    def __init__(self, path: Path, end: int) -> None:
+        self.path = path
+        self.end = end  # behind the last whole commit
+        self._at = end
+        self._file = _native.File.open_to_write(str(path))
+        self.headers: list[bytes] = []  # of the commit that is being written
+
+    def append(self, frame: Sequence[memoryview]) -> None:
+        """Write a frame, in pieces of which the first is its header, behind those before it."""
+        for piece in frame:
+            if len(piece):
+                self._file.write(self._at, piece)
+                self._at += len(piece)
+        self.headers.append(bytes(frame[0]))
+
+    @property
+    def pending(self) -> int:
+        """Bytes of the commit that is being written."""
+        return self._at - self.end
+
+    def commit(self) -> None:
+        """What was appended is a whole commit."""
+        self.end = self._at
+        self.headers = []
+
+    def abandon(self) -> None:
+        """Take what was appended since the last whole commit away again."""
+        self.headers = []
+        if self._at > self.end or (size_of(self.path) or 0) > self.end:
+            self._file.truncate(self.end)
+            self._at = self.end
+
+    def sync(self) -> None:
+        """What was written is on the disk."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Let it go."""
+        self._file.close()

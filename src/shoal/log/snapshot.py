@@ -1,0 +1,243 @@
+"""A snapshot: all rows of a log's tables at one version.
+
+    snapshots/<version>/
+      SNAPSHOT.json         the version's commit, and each table's blocks: their places, checksums and buckets
+      <table number>.arrow  an Arrow IPC stream, a record batch a block, in the order of the keys' buckets
+
+Who wants some buckets reads only their blocks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.errors import StorageError
+from shoal.log.commit import Commit
+from shoal.log.fields import Fields, whole
+from shoal.log.files import Files, read_sealed_json, remove_folder, sealed_json, size_of, write_file
+from shoal.log.manifest import SnapshotEntry
+from shoal.records import Layout, Rows
+from shoal.records.stream import StreamDecoder, StreamEncoder
+
+BLOCK_BYTES = 16 << 20
+_LIST = "SNAPSHOT.json"
+
+
+def rows_in_block(layout: Layout) -> int:
+    """Rows of a block."""
+    return max(BLOCK_BYTES // (layout.row_bytes + 16), 1)
+
+
+def buckets_of(keys: Tensor, buckets: int) -> Tensor:
+    """The bucket of each key."""
+    out = torch.empty_like(keys)
+    _native.buckets(keys, buckets, out)
+    return out
+
+
+def told_of(pieces: Iterator[Rows], progress: Callable[[int], None]) -> Iterator[Rows]:
+    """Pieces of rows, of each of which `progress` hears."""
+    for rows in pieces:
+        yield rows
+        progress(len(rows))
+
+
+@dataclass(frozen=True)
+class Block:
+    """One record batch of a table's file."""
+
+    offset: int
+    bytes: int
+    crc32c: int
+    rows: int
+    first_bucket: int
+    last_bucket: int
+
+    def to_json(self) -> list[int]:
+        """What `from_json` takes."""
+        return [self.offset, self.bytes, self.crc32c, self.rows, self.first_bucket, self.last_bucket]
+
+    @staticmethod
+    def from_json(where: str, value: Any) -> "Block":
+        """As it came from a file."""
+        if not isinstance(value, list) or len(value) != 6:
+            raise StorageError(f"[{where}] wanted six numbers; got {value!r:.100}. The file is damaged.")
+        return Block(*(whole(where, number) for number in value))
+
+
+@dataclass(frozen=True)
+class TableBlocks:
+    """One table of a snapshot."""
+
+    number: int  # in the manifest
+    bytes: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def rows(self) -> int:
+        """Of all blocks."""
+        return sum(block.rows for block in self.blocks)
+
+
+class TableWriter:
+    """Writes the rows of one table. REQUIRES: they come in the order of their keys' buckets, each key once."""
+
+    def __init__(self, folder: Path, number: int, layout: Layout) -> None:
+        self._number = number
+        self._layout = layout
+        self._encoder = StreamEncoder(layout)
+        self._blocks: list[Block] = []
+        self._file = _native.FileWriter.create(str(folder / _name(number)))
+        self._write(self._encoder.begin())
+
+    def _write(self, pieces: list[memoryview]) -> int:
+        crc = 0
+        for piece in pieces:
+            crc = self._file.append_checked(piece, crc)
+        return crc
+
+    def put(self, rows: Rows) -> None:
+        """Write a block."""
+        if not len(rows):
+            return
+        ends = buckets_of(rows.keys[[0, -1]], self._layout.buckets).tolist()
+        offset = self._file.position
+        crc = self._write(self._encoder.batch(rows))
+        self._blocks.append(Block(offset, self._file.position - offset, crc, len(rows), *ends))
+
+    def finish(self) -> TableBlocks:
+        """All of it is on the disk."""
+        self._write(self._encoder.end())
+        size = self._file.position
+        self._file.finish()
+        return TableBlocks(self._number, size, tuple(self._blocks))
+
+    def abandon(self) -> None:
+        """Let it go as it is."""
+        self._file.abandon()
+
+
+class SnapshotWriter:
+    """Writes a snapshot to a folder of another name, which gets its own when all is on the disk."""
+
+    def __init__(self, files: Files, version: int) -> None:
+        self._files = files
+        self._version = version
+        self._folder = files.snapshots / f"{files.snapshot(version).name}.tmp"
+        remove_folder(self._folder)
+        _native.make_directories(str(self._folder))
+        self._tables: dict[str, TableBlocks] = {}
+        self._open: TableWriter | None = None
+
+    def table(self, number: int, layout: Layout, pieces: Iterator[Rows]) -> int:
+        """Write one table; returns how many rows it has."""
+        self._open = TableWriter(self._folder, number, layout)
+        for rows in pieces:
+            self._open.put(rows)
+        done = self._tables[layout.name] = self._open.finish()
+        self._open = None
+        return done.rows
+
+    def finish(self, commit: Commit) -> SnapshotEntry:
+        """The snapshot is complete and in its place; the manifest does not name it yet."""
+        data = sealed_json(
+            {
+                "commit": commit.to_json(),
+                "tables": {
+                    name: {
+                        "number": table.number,
+                        "bytes": table.bytes,
+                        "blocks": [block.to_json() for block in table.blocks],
+                    }
+                    for name, table in self._tables.items()
+                },
+            }
+        )
+        write_file(self._folder / _LIST, data)
+        place = self._files.snapshot(self._version)
+        remove_folder(place)  # of a writer that died before the manifest named it
+        _native.rename_file(str(self._folder), str(place))
+        _native.sync_directory(str(self._files.snapshots))
+        return SnapshotEntry(self._version, _native.crc32c(data))
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        if self._open is not None:
+            self._open.abandon()
+        remove_folder(self._folder)
+
+
+class Snapshot:
+    """A snapshot that is complete."""
+
+    def __init__(self, files: Files, entry: SnapshotEntry, layouts: tuple[Layout, ...]) -> None:
+        self._folder = files.snapshot(entry.version)
+        path = self._folder / _LIST
+        value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c))
+        self.commit = Commit.from_json(f"file {path}, commit", value.object("commit").value)
+        if self.commit.version != entry.version:
+            raise StorageError(f"[file {path}] wanted version {entry.version}; got {self.commit.version}.")
+        self.tables: dict[str, TableBlocks] = {}
+        self._layouts: dict[str, Layout] = {}
+        listed = value.object("tables")
+        for name in listed.value:
+            table = listed.object(name)
+            blocks = TableBlocks(
+                table.integer("number", 0, max(len(layouts) - 1, 0)),
+                table.integer("bytes"),
+                tuple(table.items("blocks", Block.from_json)),
+            )
+            if not layouts or layouts[blocks.number].name != name:
+                raise StorageError(f"[file {path}] {name!r:.100} is not the manifest's table {blocks.number}.")
+            self.tables[name], self._layouts[name] = blocks, layouts[blocks.number]
+
+    def path_of(self, name: str) -> Path:
+        """The file of a table."""
+        return self._folder / _name(self.tables[name].number)
+
+    def rows(self, name: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[Rows]:
+        """The blocks of a table that have rows of buckets [first, end), whole, in order. None where it has no such
+        table."""
+        if name not in self.tables:
+            return
+        table, layout, path = self.tables[name], self._layouts[name], self.path_of(name)
+        size = size_of(path)
+        if size != table.bytes:
+            raise StorageError(
+                f"[file {path}] wanted {table.bytes} bytes; got {size}. The file was cut or changed: restore it from "
+                f"another copy."
+            )
+        wanted = [
+            block
+            for block in table.blocks
+            if block.last_bucket >= first_bucket and (end_bucket is None or block.first_bucket < end_bucket)
+        ]
+        decoder = StreamDecoder(layout)
+        reader = _native.FileReader.open(str(path))
+        try:
+            for block in wanted:
+                where = f"file {path}, offset {block.offset}"
+                if block.offset + block.bytes > table.bytes or block.rows * layout.row_bytes > block.bytes:
+                    raise StorageError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
+                data = bytearray(block.bytes)
+                reader.read(block.offset, data)
+                if _native.crc32c(data) != block.crc32c:
+                    raise StorageError(
+                        f"[{where}] its checksum is wrong. Restore the file from another copy, or recover another "
+                        f"version."
+                    )
+                rows = decoder.batch(data, where)
+                if len(rows) != block.rows:
+                    raise StorageError(f"[{where}] wanted {block.rows} rows; got {len(rows)}. Restore the snapshot.")
+                yield rows
+        finally:
+            reader.close()
+
+
+def _name(number: int) -> str:
+    return f"{number:05}.arrow"

@@ -1,0 +1,105 @@
+"""The tables of collections, as a log sees them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.errors import ConfigError, InputError, StorageError
+from shoal.log.commit import TableCommit
+from shoal.records import Layout, layout_of
+from shoal.table import Group, GroupTable, TableHandle
+
+
+@dataclass(frozen=True)
+class LoggedTable:
+    """One table, and the group whose lock covers it."""
+
+    group: Group
+    number: int
+
+    @property
+    def table(self) -> GroupTable:
+        """The table itself."""
+        return self.group.tables[self.number]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.table.config.name
+
+    @property
+    def layout(self) -> Layout:
+        """What its rows are."""
+        return layout_of(self.table.config, self.group.seed)
+
+    def memory(self, puts: int = 0, deletes: int = 0, replaces: bool = False) -> TableCommit:
+        """What it remembers beside its rows, and what a commit does to these."""
+        table = self.table
+        hyper = {
+            name: tuple(map(float, value)) if isinstance(value, tuple) else float(value)
+            for name, value in table.optimizer_hyper.items()
+        }
+        return TableCommit(table.step, len(table), puts, deletes, replaces, hyper)
+
+    def remember(self, memory: TableCommit) -> None:
+        """Have what it remembers be as it was. Settings of an optimizer that it does not have are left out."""
+        self.table.step = memory.step
+        self.group.settings_may_change = True
+        for name, value in self.settings_of(memory).items():
+            self.table.optimizer_hyper[name] = value
+
+    def settings_of(self, memory: TableCommit) -> dict[str, Any]:
+        """Of what it remembered the settings that its optimizer has. Raises StorageError where that refuses them."""
+        optimizer, hyper = self.table.config.optimizer, self.table.optimizer_hyper
+        settings = {name: value for name, value in memory.hyper.items() if name in hyper}
+        if optimizer is not None:
+            try:
+                replace(optimizer, **settings)
+            except ConfigError as error:
+                raise StorageError(f"[table {self.name!r}] its settings in the log are none: {error}") from None
+        return settings
+
+
+class LoggedTables(Mapping[str, LoggedTable]):
+    """The tables of one or several collections, by name."""
+
+    def __init__(self, where: str, bags: Any) -> None:
+        collections = list(bags) if isinstance(bags, Sequence) else [bags]
+        self._tables: dict[str, LoggedTable] = {}
+        for collection in collections:
+            handles = collection.tables() if hasattr(collection, "tables") else None
+            if not isinstance(handles, dict) or not all(isinstance(one, TableHandle) for one in handles.values()):
+                raise InputError(f"[{where}] wanted a collection, or a list of them; got {type(collection).__name__}.")
+            for name, handle in handles.items():
+                if name in self._tables:
+                    raise InputError(f"[{where}] wanted tables of different names; {name!r} is in two collections.")
+                self._tables[name] = LoggedTable(*handle.place)
+        if not self._tables:
+            raise InputError(f"[{where}] wanted a collection, or a list of them; got an empty list.")
+        self.groups: list[Group] = list({id(one.group): one.group for one in self._tables.values()}.values())
+
+    def __getitem__(self, name: str) -> LoggedTable:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """While no row changes. Readers may go on."""
+        with ExitStack() as locks:
+            for group in self.groups:
+                locks.enter_context(group.reading_all())
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody else reads or changes rows."""
+        with ExitStack() as locks:
+            for group in self.groups:
+                locks.enter_context(group.writing())
+            yield

@@ -1,0 +1,138 @@
+"""Which keys of a table were put or deleted, for readers that each have a place of their own in that sequence."""
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+
+# What a reader has not looked at is made distinct when it has grown by so much.
+_GROWTH = 2
+_LEAST_KEYS = 1 << 16
+
+
+class Cursor:
+    """One reader's place: what it has not seen yet. The group's lock covers it.
+
+    Who begins knows nothing: to it all rows are new, until it has looked at them and said so with `advance`.
+    """
+
+    def __init__(self) -> None:
+        self._news: list[Tensor] = []
+        self._looked: Tensor | None = None  # until it is said that it was kept
+        self._knows_nothing = True
+        self._looked_at_all = False
+        self._merged = 0  # how many of the news are known to be distinct
+
+    def add(self, keys: Tensor) -> None:
+        """Hear of keys that changed."""
+        if self._knows_nothing and not self._looked_at_all:
+            return  # it will look at all of them
+        self._news.append(keys)
+        waiting = sum(map(len, self._news))
+        if waiting > max(_GROWTH * self._merged, _LEAST_KEYS) and len(self._news) > 1:
+            self._news = [torch.unique(torch.cat(self._news))]
+            self._merged = len(self._news[0])
+
+    def lose(self) -> None:
+        """Hear that all rows may have changed, and others be gone."""
+        self._knows_nothing, self._looked_at_all = True, False
+        self._news, self._looked, self._merged = [], None, 0
+
+    def look(self) -> Tensor | None:
+        """The keys that changed since the last `advance`, in ascending order; None if all rows may have.
+
+        They are shown again by the next look, unless `advance` is called before it.
+        """
+        if self._knows_nothing:
+            self._looked_at_all = True
+            self._news, self._merged = [], 0
+            return None
+        shown = ([] if self._looked is None else [self._looked]) + self._news
+        self._looked = torch.unique(torch.cat(shown)) if shown else torch.empty(0, dtype=torch.int64, device="cpu")
+        self._news, self._merged = [], 0
+        return self._looked
+
+    def advance(self) -> None:
+        """What was looked at is kept: it is not shown again."""
+        if self._knows_nothing and not self._looked_at_all:
+            return  # lost since
+        self._knows_nothing = self._looked_at_all = False
+        self._looked = None
+
+
+@dataclass
+class _Base:
+    """The version of a log that the table equalled, and what changed since."""
+
+    version: int
+    cursor: Cursor
+
+
+class Changes:
+    """The changes of one table. The group's lock covers it."""
+
+    def __init__(self) -> None:
+        self.listed = _native.ChangedKeys()  # since the last seal
+        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        self._bases: dict[str, _Base] = {}
+
+    @property
+    def are_read(self) -> bool:
+        """Whether anybody asks for them."""
+        return len(self._cursors) > 0
+
+    def open(self) -> Cursor:
+        """A reader's place. Whoever holds none hears of nothing."""
+        cursor = Cursor()
+        self._cursors.add(cursor)
+        return cursor
+
+    # ---- logs, by their identities
+
+    def look(self, log: str, version: int) -> Tensor | None:
+        """What changed since the table equalled that version of a log; None if it did not, or all rows may have."""
+        base = self._bases.get(log)
+        if base is None or base.version != version:
+            base = self._bases[log] = _Base(version, self.open())
+        return base.cursor.look()
+
+    def committed(self, log: str, version: int) -> None:
+        """What was looked at is in that version of the log, which the table equalled then."""
+        base = self._bases[log]
+        base.cursor.advance()
+        base.version = version
+
+    def equal(self, log: str, version: int) -> None:
+        """The table was loaded from that version of a log."""
+        self.look(log, version)
+        self.committed(log, version)
+
+    # ---- what happens
+
+    def add(self, keys: Tensor) -> None:
+        """Say that the rows of keys were put or deleted."""
+        if self.are_read and len(keys):
+            self.listed.add(keys)
+
+    def lose(self) -> None:
+        """Say that all rows may have changed."""
+        self.listed.take()
+        for cursor in self._cursors:
+            cursor.lose()
+
+    def seal(self) -> Tensor:
+        """Tell the readers what changed; returns these keys, each once, in ascending order."""
+        if self.listed.is_incomplete:
+            self.lose()
+        try:
+            keys: Tensor = torch.unique(self.listed.take())
+            if len(keys):
+                for cursor in self._cursors:
+                    cursor.add(keys)
+        except BaseException:
+            self.lose()  # some may have heard of it and some not
+            raise
+        return keys

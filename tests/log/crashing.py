@@ -1,0 +1,167 @@
+"""Writers that are killed, or whose power fails, at random moments, and what their logs hold afterwards.
+
+python crashing.py FOLDER kill|power ROUNDS SEED
+
+Each round forks a writer, kills it with SIGKILL after a while, and forks a reader that opens the log and compares it
+with what the writer had said and with the training that it knows by heart. Forks, since a new interpreter for each
+would take longer than the round.
+"""
+
+import errno
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from logged import assert_rows, made, rows_of, train
+
+import shoal
+import shoal.log  # once, for all children
+from shoal import _native
+from shoal.checkpoint import load  # noqa: F401
+from shoal.errors import StorageError
+
+KEYS = 60
+
+
+def steps_of(version):
+    """The steps that a version's training has behind the one before."""
+    return range(version * 2, version * 2 + 2)
+
+
+def advance(bags, version):
+    """The training of one version; some rows are erased."""
+    train(bags, steps_of(version), keys=KEYS)
+    if version % 3 == 0:
+        bags.table("a").erase(bags.table("a").keys()[::4])
+
+
+def write(folder, scenario, said, fsync="each", most=10_000):
+    """Commit up to a version, and say what was acknowledged, with a line that says how."""
+    os.write(said, fsync.encode() + b"\n")
+    bags = made()
+    model = torch.nn.Linear(3, 2)
+    if scenario == "save":
+        for version in range(1, most):
+            advance(bags, version)
+            model.weight.data.fill_(version)
+            assert shoal.save(folder, bags, dense=model, step=version) == version
+            os.write(said, b"%d\n" % version)
+    options = {"rotate": {"segment": 4000}, "compact": {"segment": 8000, "retain": 1}}.get(scenario, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log = shoal.ChangeLog(folder, fsync=fsync, **options)
+    found = shoal.recover(folder, bags, dense=model)
+    for version in range(1 if found is None else found.version + 1, most):
+        advance(bags, version)
+        model.weight.data.fill_(version)
+        assert log.commit(bags, step=version, dense=model) == version
+        os.write(said, b"%d\n" % version)
+        if scenario == "compact" and version % 2 == 0:
+            log.compact()
+
+
+def write_until_power_cut(folder, scenario, said, seed):
+    """Commit for a while, until a call of the operating system fails; then the power does, too."""
+    choose = random.Random(seed)
+    _native.record_power_cut(folder)
+    kinds = [_native.FileCall.write, _native.FileCall.sync, _native.FileCall.rename, _native.FileCall.sync_directory]
+    _native.inject_fault(choose.choice(kinds), folder, errno.EIO, after=choose.randrange(120), times=10**6)
+    with suppress(StorageError):
+        write(folder, scenario, said, fsync=choose.choice(["each", "interval", "never"]), most=choose.randrange(2, 30))
+    _native.clear_faults()
+    _native.cut_power(seed)
+    os._exit(0)
+
+
+def check(folder, acknowledged, exactly):
+    """The log holds every acknowledged version, or one more, and its rows are those of that version. Not `exactly`: it
+    holds some version."""
+    bags, model = made(), torch.nn.Linear(3, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log = shoal.ChangeLog(folder)
+    report = log.verify()
+    assert report.is_sound, report.problems
+    found = shoal.recover(folder, bags, dense=model)
+    version = 0 if found is None else found.version
+    assert version <= acknowledged + 1, (acknowledged, version)
+    assert version >= acknowledged or not exactly, (acknowledged, version)
+    wanted = made()
+    for one in range(1, version + 1):
+        advance(wanted, one)
+    assert_rows(bags, rows_of(wanted))
+    if version:
+        assert found.step == version
+        assert bool((model.weight == version).all())
+    # It can be written to again.
+    advance(bags, version + 1)
+    assert log.commit(bags, dense=model, step=version + 1) == version + 1
+    log.close()
+
+
+def in_child(call, *arguments):
+    """Run it in a fork, and give its exit code."""
+    child = os.fork()
+    if child == 0:
+        try:
+            call(*arguments)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return child
+
+
+def one_round(folder, kind, number, choose):
+    scenario = ("commit", "rotate", "compact", "save")[number % 4]
+    path = str(Path(folder, f"{number}"))
+    acknowledged, exactly = 0, True
+    # Killed, opened again and killed again; or the power fails once.
+    for _life in range(1 if scenario == "save" or kind == "power" else 2):
+        says, said = os.pipe()
+        if kind == "power":
+            child = in_child(write_until_power_cut, path, scenario, said, choose.randrange(2**32))
+        else:
+            child = in_child(write, path, scenario, said)
+        os.close(said)
+        output = os.read(says, 1 << 20)  # it has begun
+        if kind == "kill":
+            time.sleep(choose.random() * choose.choice([0.01, 0.1, 0.3]))
+            os.kill(child, signal.SIGKILL)
+        while more := os.read(says, 1 << 20):
+            output += more
+        os.close(says)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == (-signal.SIGKILL if kind == "kill" else 0), f"round {number} ({scenario}): {code}"
+        how, *lines = output.split(b"\n")[:-1]
+        exactly = kind == "kill" or how == b"each"
+        acknowledged = int(lines[-1]) if lines else acknowledged
+    code = os.waitstatus_to_exitcode(os.waitpid(in_child(check, path, acknowledged, exactly), 0)[1])
+    assert code == 0, f"round {number} ({scenario}): {acknowledged} versions were acknowledged"
+
+
+def main():
+    folder, kind, rounds, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    shoal.set_num_threads(1)
+    # What torch imports when it is first needed is imported once.
+    advance(warm := made(), 1)
+    dense = torch.nn.Linear(3, 2)
+    dense.weight.data.fill_(1)
+    shoal.save(str(Path(folder, "warm")), warm, dense=dense, step=1)
+    check(str(Path(folder, "warm")), 1, True)
+    choose = random.Random(seed)
+    for number in range(rounds):
+        one_round(folder, kind, number, choose)
+    print(f"{rounds} rounds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Commits, and what can be had again of them."""
+
+import errno
+
+import pytest
+import torch
+from batches import kjt, train_step
+from logged import assert_rows, made, rows_of, train
+
+import shoal
+from shoal import _native
+from shoal.errors import CheckpointError, InputError, StorageError
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    yield
+    _native.clear_faults()
+
+
+@pytest.fixture(params=["memory", "ssd"])
+def kind(request):
+    return request.param
+
+
+def recovered(path, kind="memory", folder=None):
+    bags = made(kind, folder)
+    return bags, shoal.recover(path, bags)
+
+
+def test_nothing_was_committed_yet(tmp_path):
+    bags = made()
+    assert shoal.recover(tmp_path / "log", bags) is None
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        assert log.version == 0
+        assert log.newest is None
+        assert list(log.tail()) == []
+        assert log.compact() is None
+        assert shoal.recover(tmp_path / "log", bags) is None
+
+
+def test_what_is_committed_is_recovered_and_training_goes_on_as_if_nothing_had_been(tmp_path, kind):
+    bags = made(kind, tmp_path / "one")
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        for version in range(1, 6):
+            train(bags, range(version * 10, version * 10 + 3))
+            assert log.commit(bags, step=version, metadata={"at": [version, None]}) == version
+    before = rows_of(bags)
+    train(bags, range(100, 104))  # is lost
+    again, commit = recovered(tmp_path / "log", kind, tmp_path / "two")
+    assert (commit.version, commit.step, commit.metadata) == (5, 5, {"at": [5, None]})
+    assert_rows(again, before)
+    other, _ = recovered(tmp_path / "log")
+    train(again, range(200, 205))
+    train(other, range(200, 205))
+    assert_rows(again, rows_of(other))
+    assert [table.stats().step for table in again.tables().values()] == [20, 20, 20]
+
+
+def test_a_commit_holds_what_changed_and_no_more(tmp_path, kind):
+    bags = made(kind, tmp_path / "one")
+    train(bags, range(8))
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        first = log.newest.tables["a"]
+        assert first.replaces
+        assert first.puts == len(bags.table("a"))
+        log.commit(bags)
+        assert [(one.puts, one.deletes, one.replaces) for one in log.newest.tables.values()] == [(0, 0, False)] * 3
+        train_step(bags, kjt({"a": [[1, 2, 2**40]], "b": [[]], "c": [[7, 7]]}))
+        bags.table("b").assign([3, 10**9], torch.ones(2, 16))
+        bags.table("c").erase([7])
+        log.commit(bags)
+        said = {name: (one.puts, one.deletes) for name, one in log.newest.tables.items()}
+        assert said == {"a": (3, 0), "b": (2, 0), "c": (0, 1)}
+        assert [change.table for change in next(log.tail(2)).changes()] == ["a", "b", "c"]
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
+def test_scores_of_forwards_without_backward_are_changes(tmp_path):
+    bags = made()
+    train(bags, range(3))
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        key = int(bags.table("a").keys()[3])
+        out = bags(kjt({"a": [[key]], "b": [[]], "c": [[]]}))
+        del out
+        log.commit(bags)
+        assert log.newest.tables["a"].puts == 1
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
+def test_every_version_can_be_had_again_before_and_after_compaction(tmp_path, kind):
+    bags = made(kind, tmp_path / "one")
+    kept = {}
+    with shoal.ChangeLog(tmp_path / "log", segment=40_000, retain=3) as log:
+        for version in range(1, 13):
+            train(bags, range(version * 3, version * 3 + 2), keys=300)
+            if version % 3 == 0:
+                bags.table("a").erase(bags.table("a").keys()[:: version + 1])
+            log.commit(bags, step=version)
+            kept[version] = rows_of(bags)
+            if version in (4, 9):
+                assert log.compact() == version
+                assert log.compact() is None
+        report = log.verify()
+        assert report.is_sound, report.problems
+        assert (report.snapshots, report.commits) == (2, 12)
+        for version, wanted in kept.items():
+            other = made()
+            assert shoal.load(tmp_path / "log", other, version=version).step == version
+            assert_rows(other, wanted)
+        log.compact()
+        log.compact()
+        train(bags, [99])
+        log.commit(bags)
+        log.compact()
+        with pytest.raises(CheckpointError, match="the oldest that is kept"):
+            log.at(1)
+    again, commit = recovered(tmp_path / "log")
+    assert commit.version == 13
+    assert_rows(again, rows_of(bags))
+
+
+def test_several_logs_each_have_their_own_place(tmp_path):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "x") as x, shoal.ChangeLog(tmp_path / "y") as y:
+        for step in range(6):
+            train(bags, [step], keys=400)
+            x.commit(bags)
+            if step % 3 == 2:
+                y.commit(bags)
+        assert (x.version, y.version) == (6, 2)
+        assert not y.newest.tables["a"].replaces
+    for name in "xy":
+        again, _ = recovered(tmp_path / name)
+        assert_rows(again, rows_of(bags))
+
+
+def test_a_log_that_is_opened_again_goes_on(tmp_path):
+    bags = made()
+    for version in range(1, 4):
+        train(bags, [version])
+        with shoal.ChangeLog(tmp_path / "log") as log:
+            assert log.commit(bags) == version
+            assert log.newest.tables["a"].replaces == (version == 1)
+    again, _ = recovered(tmp_path / "log")
+    train(again, [9])
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(again)
+        assert not log.newest.tables["a"].replaces
+        # Tables that do not equal the log are committed whole.
+        log.commit(bags)
+        assert log.newest.tables["a"].replaces
+    last, _ = recovered(tmp_path / "log")
+    assert_rows(last, rows_of(bags))
+
+
+def test_recover_while_the_log_is_open(tmp_path):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        train(bags, range(3))
+        log.commit(bags)
+        train(bags, range(3, 5))
+        shoal.recover(tmp_path / "log", bags)
+        train(bags, [7])
+        log.commit(bags)
+        assert not log.newest.tables["a"].replaces
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
+def test_tables_that_are_loaded_are_committed_whole(tmp_path):
+    bags = made()
+    train(bags, range(3))
+    other = made()
+    train(other, range(5, 8))
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        bags.load_state_dict(other.state_dict())
+        log.commit(bags)
+        assert log.newest.tables["a"].replaces
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(other))
+
+
+@pytest.mark.parametrize("kind", ["memory", "ssd"])
+def test_rollback(tmp_path, kind):
+    bags = made(kind, tmp_path / "one")
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        train(bags, range(4))
+        log.commit(bags, step=4)
+        then = rows_of(bags)
+        for step in range(5, 9):
+            train(bags, [step])
+            bags.table("a").erase(bags.table("a").keys()[:5])
+            log.commit(bags)
+        train(bags, [20])  # not committed
+        assert log.rollback(1, bags) == 6
+        assert_rows(bags, then)
+        assert log.newest.metadata == {"rollback": 1}
+        assert log.newest.step == 4
+        assert not log.newest.tables["a"].replaces
+        again, _ = recovered(tmp_path / "log")
+        assert_rows(again, then)
+        train(bags, range(30, 33))
+        train(again, range(30, 33))
+        assert_rows(again, rows_of(bags))
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_a_disk_that_is_full_loses_nothing(tmp_path, after):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        train(bags, range(3))
+        log.commit(bags)
+        train(bags, range(3, 6))
+        _native.inject_fault(_native.FileCall.write, "segments", errno.ENOSPC, after=after, times=1)
+        with pytest.raises(StorageError, match="space"):
+            for _ in range(10):
+                log.commit(bags)
+                train(bags, [7])
+        _native.clear_faults()
+        version = log.version
+        log.commit(bags)
+        assert log.version == version + 1
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
+def test_one_writer(tmp_path):
+    with shoal.ChangeLog(tmp_path / "log"), pytest.raises(StorageError, match=r"process \d+"):
+        shoal.ChangeLog(tmp_path / "log")
+    shoal.ChangeLog(tmp_path / "log").close()
+
+
+def test_bad_arguments_change_nothing(tmp_path):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        for arguments in ({"metadata": {1: 2}}, {"metadata": {"x": {3}}}, {"event_time": "now"}, {"step": 1.5}):
+            with pytest.raises(ValueError):
+                log.commit(bags, **arguments)
+        with pytest.raises(InputError, match="wanted a collection"):
+            log.commit(torch.nn.Linear(2, 2))
+        assert log.version == 0
+    with pytest.raises(StorageError, match="closed"):
+        log.commit(bags)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("x")
+    with pytest.raises(CheckpointError, match=r"notes\.txt"):
+        shoal.ChangeLog(tmp_path / "other")
+
+
+def test_a_table_of_another_layout(tmp_path):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        other = shoal.EmbeddingBagCollection([shoal.Table("a", 6)])
+        with pytest.raises(CheckpointError, match="dim 5 and 6"):
+            log.commit(other)
+        with pytest.raises(CheckpointError, match="dim"):
+            shoal.recover(tmp_path / "log", other)

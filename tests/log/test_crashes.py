@@ -1,0 +1,38 @@
+"""Writers that are killed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def crash(folder, kind, rounds, seed):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "crashing.py"), str(folder), kind, str(rounds), str(seed)],
+        env={"PYTHONPATH": f"{HERE.parent}:{':'.join(sys.path)}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{rounds} rounds" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path):
+    crash(tmp_path, "kill", 30, seed=1)
+
+
+@pytest.mark.timeout(600)
+def test_writers_whose_power_fails_lose_nothing_that_was_on_the_disk(tmp_path):
+    crash(tmp_path, "power", 30, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["kill", "power"])
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_many_writers_that_died(tmp_path, kind, seed):
+    crash(tmp_path, kind, 100, seed)
