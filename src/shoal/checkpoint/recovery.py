@@ -46,8 +46,7 @@ def recover(
                 apply(table, change, table.layout, table.layout, True, None)
                 bar(len(change.keys))
             table.remember(version.commit.tables[name])
-            table.table.seal()
-            table.table.changes.equal(version.manifest.identity, version.commit.version)
+            table.equals(version.manifest.identity, version.commit.version)
     restore_dense(where, states, dense, optimizer)
     set_random_states(where, version.commit.rng)
     return version.commit

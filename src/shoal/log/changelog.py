@@ -330,8 +330,9 @@ class ChangeLog:
         held, layout = table.table, table.layout
         number = self._manifest.number_of(table.name)
         assert number is not None
+        held.changes.follow(self._manifest.identity, self.version)
         held.seal()
-        keys = held.changes.look(self._manifest.identity, self.version)
+        keys = held.changes.look(self._manifest.identity)
         rows_each = rows_in_block(layout)
         puts = 0
         if keys is None:

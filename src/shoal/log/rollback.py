@@ -27,8 +27,9 @@ def roll_back(where: str, tables: LoggedTables, version: Version, since: list[Co
 
 def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, newest: int) -> Tensor | None:
     """The keys whose rows may not be as they were; None if all may."""
+    table.table.changes.follow(log, newest)
     table.table.seal()
-    live = table.table.changes.look(log, newest)
+    live = table.table.changes.look(log)
     replaced = any(one.commit.tables[table.name].replaces for one in since if table.name in one.commit.tables)
     if live is None or replaced:
         return None

@@ -49,6 +49,14 @@ class LoggedTable:
         for name, value in self.settings_of(memory).items():
             self.table.optimizer_hyper[name] = value
 
+    def equals(self, log: str, version: int) -> None:
+        """It was loaded from that version of a log: what changes from now on is news there."""
+        changes = self.table.changes
+        changes.follow(log, version)
+        self.table.seal()
+        changes.look(log)
+        changes.committed(log, version)
+
     def settings_of(self, memory: TableCommit) -> dict[str, Any]:
         """Of what it remembered the settings that its optimizer has. Raises StorageError where that refuses them."""
         optimizer, hyper = self.table.config.optimizer, self.table.optimizer_hyper

@@ -92,23 +92,21 @@ class Changes:
 
     # ---- logs, by their identities
 
-    def look(self, log: str, version: int) -> Tensor | None:
-        """What changed since the table equalled that version of a log; None if it did not, or all rows may have."""
+    def follow(self, log: str, version: int) -> None:
+        """Be read for a log whose newest version that is. Call it before the seal that it is to hear of."""
         base = self._bases.get(log)
         if base is None or base.version != version:
-            base = self._bases[log] = _Base(version, self.open())
-        return base.cursor.look()
+            self._bases[log] = _Base(version, self.open())
+
+    def look(self, log: str) -> Tensor | None:
+        """What changed since the table equalled the log's version; None if it did not, or all rows may have."""
+        return self._bases[log].cursor.look()
 
     def committed(self, log: str, version: int) -> None:
         """What was looked at is in that version of the log, which the table equalled then."""
         base = self._bases[log]
         base.cursor.advance()
         base.version = version
-
-    def equal(self, log: str, version: int) -> None:
-        """The table was loaded from that version of a log."""
-        self.look(log, version)
-        self.committed(log, version)
 
     # ---- what happens
 
