@@ -18,7 +18,7 @@ import shoal
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.peers import fio
 from benchmarks.registry import Limit, Registry
-from benchmarks.tiers import folder
+from benchmarks.scratch import folder
 from benchmarks.work import keys_of
 
 registry = Registry()

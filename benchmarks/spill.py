@@ -101,7 +101,7 @@ class Subject:
 
 
 def _spill(bench: Bench, exponent: float) -> Result:
-    from benchmarks.tiers import folder
+    from benchmarks.scratch import folder
 
     rows = bench.effort.live_rows
     with folder() as here:
@@ -160,7 +160,7 @@ def skewed(bench: Bench, exponent: float) -> Result:
 )
 def fits(bench: Bench) -> Result:
     from benchmarks.measure import Contender
-    from benchmarks.tiers import folder
+    from benchmarks.scratch import folder
 
     rows = bench.effort.live_rows
     with folder() as here:

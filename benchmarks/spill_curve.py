@@ -7,7 +7,7 @@ from rich.progress import track
 from benchmarks import record, spill, work
 from benchmarks.curve import Point
 from benchmarks.measure import Bench
-from benchmarks.tiers import folder
+from benchmarks.scratch import folder
 
 MEMORY = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 _ROUNDS = 3

@@ -3,14 +3,10 @@
 SHOAL_BENCH_DIR is where the files go; the system's folder for temporary files if it is not set.
 """
 
-import os
 import pathlib
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,6 +16,7 @@ from benchmarks.measure import OURS, Bench, Result
 from benchmarks.peers import fio
 from benchmarks.peers.rocksdb import Rocks
 from benchmarks.registry import Limit, Registry
+from benchmarks.scratch import folder
 from shoal.storage import SsdStorage
 
 registry = Registry()
@@ -29,15 +26,6 @@ SECONDS = 2.0
 READ_ROWS = 20_000
 WRITE_ROWS = 65_536
 ROCKS_ROWS = 1_000_000  # 256 MiB: it takes rows one by one
-
-
-@contextmanager
-def folder() -> Iterator[pathlib.Path]:
-    made = pathlib.Path(tempfile.mkdtemp(prefix="shoal-bench-", dir=os.environ.get("SHOAL_BENCH_DIR")))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made)
 
 
 def rate(work: Callable[[], int], seconds: float = SECONDS) -> float:

@@ -12,7 +12,12 @@ HERE = Path(__file__).parent
 def crash(folder, kind, rounds, seed):
     done = subprocess.run(
         [sys.executable, str(HERE / "crashing.py"), str(folder), kind, str(rounds), str(seed)],
-        env={"PYTHONPATH": f"{HERE.parent}:{':'.join(sys.path)}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        env={
+            "PYTHONPATH": f"{HERE.parent}:{':'.join(sys.path)}",
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         capture_output=True,
         text=True,
     )

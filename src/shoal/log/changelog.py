@@ -135,6 +135,9 @@ class ChangeLog:
                 for name in names_in(files.snapshots):
                     if name not in snapshots:
                         remove_folder(files.snapshots / name)
+        for name in names_in(files.dense):
+            if not name.partition(".")[0].isdecimal() or int(name.partition(".")[0]) > self.version:
+                remove_file(files.dense / name)
         remove_file(files.manifest.with_name(files.manifest.name + ".tmp"))
 
     def _cut_tail(self) -> int:
@@ -240,6 +243,8 @@ class ChangeLog:
             tables = LoggedTables(self._where, bags)
             told = self._told(step, event_time, metadata)
             version = self.version + 1
+            if writer.end >= self._segment_bytes:
+                writer = self._rotate()
             self._add_tables(tables)
             try:
                 with tables.still():
@@ -261,8 +266,6 @@ class ChangeLog:
                 table.table.changes.committed(self._manifest.identity, version)
             if self._kept_now:
                 self._keep()
-            if writer.end >= self._segment_bytes:
-                self._rotate()
             return version
 
     def rewrite(
@@ -285,6 +288,7 @@ class ChangeLog:
             version = self.version + 1
             layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()])
             writer = SnapshotWriter(self._files, version)
+            is_named = False
             try:
                 with tables.still():
                     said = {}
@@ -297,13 +301,17 @@ class ChangeLog:
                 commit = replace(told, tables=said, dense=written)
                 entry = writer.finish(commit)
                 self._new_segment(self._manifest, version + 1)
+                is_named = True
                 with changing_manifest(self._files) as write:
                     now = read_manifest(self._files)
                     changed = replace(layouts, snapshots=(entry,), segments=(version + 1,))
                     write(changed)
-            except BaseException:
+            except BaseException as error:
                 writer.abandon()
-                self._undo_dense(version)
+                if is_named:  # by the manifest, it may be: what is on the disk decides
+                    self._failed = error
+                else:
+                    self._undo_dense(version)
                 raise
             self._manifest, self._newest = changed, commit
             self._write_to(version + 1)
@@ -411,17 +419,22 @@ class ChangeLog:
         with self._mutex:
             self._sync()
 
-    def _rotate(self) -> None:
+    def _rotate(self) -> SegmentWriter:
         """Begin another segment."""
         self._sync()
         first = self.version + 1
         self._new_segment(self._manifest, first)
-        with changing_manifest(self._files) as write:
-            now = read_manifest(self._files)
-            changed = replace(now, segments=(*now.segments, first))
-            write(changed)
-            self._manifest = changed
+        try:
+            with changing_manifest(self._files) as write:
+                now = read_manifest(self._files)
+                changed = replace(now, segments=(*now.segments, first))
+                write(changed)
+                self._manifest = changed
+        except BaseException as error:
+            self._failed = error  # the manifest may name it already
+            raise
         self._write_to(first)
+        return self._require_open()[0]
 
     def _write_to(self, first: int) -> None:
         """Go on in a segment that holds nothing yet."""
