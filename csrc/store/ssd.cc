@@ -26,6 +26,7 @@ constexpr int64_t kLeastBlocks = 4;     // of a segment
 constexpr int64_t kLeastSegments = 12;  // fewer leave too little to collect
 constexpr int64_t kReserved = 2;        // places for what is collected
 constexpr size_t kSpares = kReserved;   // dead files that are kept: for places that are free, so all fit into the size
+constexpr size_t kNamedKeys = 10;       // of those that an error is about
 constexpr int kThreads = 2;             // that fill blocks: two are faster than a disk
 
 // Memory that can be read into and written from past the page cache: whole pages, kept from call to call.
@@ -438,26 +439,31 @@ Status SsdStore::take(Reading* reading, const Block& block) const {
   const Segment& segment = *reading->held[size_t(reading->wanted[block.begin].slot / segment_rows())];
   const int64_t there = layout_.rows_of(answered.memory, segment.id, uint64_t(number));
   reading->damages += there < 0;
-  Status status;
+  std::vector<int64_t> lost;
   for (size_t i = block.begin; i < block.end; ++i) {
     const auto [slot, to] = reading->wanted[i];
     const int64_t row = slot % layout_.rows_per_block;
     if (row >= there || layout_.key(answered.memory, row) != read.keys[to]) {
-      keep_first(&status, damaged(segment, number));
+      lost.push_back(read.keys[to]);
       continue;
     }
     std::memcpy(read.rows + to * layout_.row_bytes, layout_.row(answered.memory, row), size_t(layout_.row_bytes));
     read.found[to] = true;
   }
-  return status;
+  return lost.empty() ? Status() : damaged(segment, number, lost);
 }
 
-Status SsdStore::damaged(const Segment& segment, int64_t block) const {
-  return {Code::storage, "[file " + segment.file.path() + "] the block at " +
-                             std::to_string(block * layout_.block_bytes) +
-                             " is not what was written there: its checksum does not fit. Its rows are lost, others are "
-                             "not. Erase their keys or restore the table from a checkpoint, and look at the disk's "
-                             "health."};
+Status SsdStore::damaged(const Segment& segment, int64_t block, const std::vector<int64_t>& lost) const {
+  std::string keys;
+  for (size_t i = 0; i < std::min(lost.size(), kNamedKeys); ++i) keys += (i == 0 ? "" : ", ") + std::to_string(lost[i]);
+  if (lost.size() > kNamedKeys) keys += " and " + std::to_string(lost.size() - kNamedKeys) + " more";
+  return {Code::storage,
+          "[file " + segment.file.path() + "] the block at " + std::to_string(block * layout_.block_bytes) +
+              " is not what was written there: its checksum does not fit. Of what was asked for, it had "
+              "the rows of " +
+              std::to_string(lost.size()) + (lost.size() == 1 ? " key: " : " keys: ") + keys +
+              ". They are lost, others are not. `erase` these keys, which reads nothing (`assign` would), "
+              "or restore the table from a checkpoint, and look at the disk's health."};
 }
 
 void SsdStore::contains(const int64_t* keys, bool* found, int64_t n) const {

@@ -158,7 +158,8 @@ class SsdStore {
   Status move_rows(uint32_t place, const std::shared_ptr<Segment>& segment);
   void collect_in_background();
   int64_t free_places() const { return int64_t(free_.size()); }
-  Status damaged(const Segment& segment, int64_t block) const;
+  // `lost`: the keys that were asked for and are on it.
+  Status damaged(const Segment& segment, int64_t block, const std::vector<int64_t>& lost) const;
 
   const SsdOptions options_;
   const BlockLayout layout_;

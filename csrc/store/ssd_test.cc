@@ -381,6 +381,8 @@ void a_flipped_bit_is_seen_and_costs_no_other_block() {
   CHECK(found == 300 - 15, found);
   CHECK(status.message().find(".seg] the block at 8192 is not what was written there") != std::string::npos,
         status.message());
+  CHECK(status.message().find("15 keys: 30, 31, 32, 33, 34, 35, 36, 37, 38, 39 and 5 more.") != std::string::npos,
+        status.message());
   CHECK(kept.store->stats().damaged == 1);
   // What is written anew, or erased, is as it should be.
   CHECK(kept.write(range(30, 40), 2).ok());

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -62,9 +63,12 @@ def test_a_damaged_block_is_named_and_its_rows_can_be_written_anew(storage, tmp_
         byte = file.read(1)[0]
         file.seek(4096 + 100)
         file.write(bytes([byte ^ 1]))
-    with pytest.raises(StorageError, match=r"\.seg\] the block at 4096 is not what was written there"):
+    with pytest.raises(StorageError, match=r"\.seg\] the block at 4096 is not what was written there") as all_of_them:
         storage.read(keys)
     assert storage.stats().damaged == 1
+    few = int(re.search(r"keys: (\d+), ", str(all_of_them.value))[1])
+    with pytest.raises(StorageError, match=rf"1 key: {few}\. .*`erase` these keys"):
+        storage.read(torch.tensor([0, few]))
     storage.write(keys, rows_of(keys, 2))
     assert torch.equal(storage.read(keys)[0], rows_of(keys, 2))
 
