@@ -1,5 +1,7 @@
 """Storages by key do what tables expect of them; the check that says so finds those that do not."""
 
+import threading
+
 import pytest
 import torch
 
@@ -42,4 +44,53 @@ class Narrow(MemoryStorage):
 @pytest.mark.parametrize("wrong", [Forgets, Mixes, Keeps, Narrow])
 def test_what_does_not_conform_is_found(wrong):
     with pytest.raises(AssertionError):
+        check_storage(wrong)
+
+
+class Reuses(MemoryStorage):
+    """Answers in memory of its own, a piece for each thread."""
+
+    def __init__(self, row_bytes):
+        super().__init__(row_bytes)
+        self._local = threading.local()
+
+    def read(self, keys):
+        rows, found = super().read(keys)
+        if not hasattr(self._local, "rows"):
+            self._local.rows = torch.empty(1 << 14, rows.shape[1], dtype=torch.uint8)
+        self._local.rows[: len(keys)] = rows
+        return self._local.rows[: len(keys)], found
+
+
+class Sorts(MemoryStorage):
+    def read(self, keys):
+        answer = super().read(keys)
+        keys.copy_(keys.sort().values)
+        return answer
+
+
+class Scribbles(MemoryStorage):
+    def write(self, keys, rows):
+        super().write(keys, rows)
+        rows.zero_()
+
+
+class Negates(MemoryStorage):
+    def erase(self, keys):
+        count = super().erase(keys)
+        keys.neg_()
+        return count
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (Reuses, "read changed what the read before it returned"),
+        (Sorts, "read changed its arguments"),
+        (Scribbles, "write changed its arguments"),
+        (Negates, "erase changed its arguments"),
+    ],
+)
+def test_what_is_the_callers_is_left_alone(wrong, says):
+    with pytest.raises(AssertionError, match=says):
         check_storage(wrong)

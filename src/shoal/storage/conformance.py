@@ -1,7 +1,8 @@
 """What every storage by key must do, tried out on one of them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,9 +21,56 @@ def check_storage(make: Callable[[int], Storage], rows: int = 2000) -> None:
     for row_bytes in (1, 100, 5000):
         storage = make(row_bytes)
         try:
-            _check(storage, row_bytes, min(rows, 10_000_000 // row_bytes))
+            _check(_Watched(storage), row_bytes, min(rows, 10_000_000 // row_bytes))
         finally:
             storage.close()
+
+
+class _Watched(Storage):
+    """The same storage, which is seen to leave its arguments alone, and what it returned."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._answer = threading.local()  # the last one of each thread, and how it was
+
+    def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Read, and keep the answer until this thread's next call."""
+        with self._watching("read", keys):
+            answer = self._storage.read(keys)
+        self._answer.held = [(tensor, tensor.clone()) for tensor in answer]
+        return answer
+
+    def write(self, keys: Tensor, rows: Tensor) -> None:
+        """Write."""
+        with self._watching("write", keys, rows):
+            self._storage.write(keys, rows)
+
+    def erase(self, keys: Tensor) -> int:
+        """Erase."""
+        with self._watching("erase", keys):
+            return self._storage.erase(keys)
+
+    def keys(self) -> Tensor:
+        """Every key."""
+        return self._storage.keys()
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def flush(self) -> None:
+        """Flush."""
+        self._storage.flush()
+
+    @contextmanager
+    def _watching(self, call: str, *arguments: Tensor) -> Iterator[None]:
+        before = [argument.clone() for argument in arguments]
+        yield
+        for one, two in zip(arguments, before, strict=True):
+            assert torch.equal(one, two), f"{call} changed its arguments, which are the caller's"
+        for one, two in getattr(self._answer, "held", ()):
+            assert torch.equal(one, two), (
+                f"{call} changed what the read before it returned, which is the caller's: return new tensors"
+            )
 
 
 def _check(storage: Storage, row_bytes: int, rows: int) -> None:

@@ -9,13 +9,17 @@ class Storage(ABC):
     """Rows by key, many at a time. Keys are int64 [n], all different; rows are uint8 [n, row_bytes], on cpu.
 
     Calls come from several threads. A call that fails raises, and may have done a part of its work: it is made again
-    with the same arguments once the cause is gone, or the rows stay where they are. `shoal.storage.check_storage` tries
-    all of this on a storage of your own.
+    with the same arguments once the cause is gone, or the rows stay where they are. Arguments are not a storage's to
+    change, and what it returned not any more: rows that were read ahead wait while others are read. `check_storage` of
+    `shoal.storage` tries all of this on a storage of your own.
     """
 
     @abstractmethod
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of keys, and whether each has one, bool [n]; what stands in the rows of others does not matter."""
+        """The rows of keys, and whether each has one, bool [n]; what stands in the rows of others does not matter.
+
+        The tensors are the caller's from then on: no later call may change them. `keys` is not yours to change.
+        """
 
     @abstractmethod
     def write(self, keys: Tensor, rows: Tensor) -> None:
