@@ -195,6 +195,61 @@ def test_a_load_that_fails_leaves_an_empty_table_and_says_so(faults, tmp_path):
         same(one, two)
 
 
+def test_a_load_that_fails_leaves_tables_that_it_did_not_reach():
+    tables = [with_tiers(Table(name, 4, optimizer=shoal.SGD(lr=0.1)), [Hbm("1KiB"), Failing]) for name in ("a", "b")]
+    bags = shoal.EmbeddingBagCollection(tables, device=DEVICE)
+    for table in bags.tables().values():
+        table.assign(range(30), torch.ones(30, 4, device=DEVICE))
+    state = bags.state_dict()
+    bags.table("b").erase([7])
+    for fails, says, rows in ((0, "'b' stayed as before.", [0, 29]), (1, "'a' did load.", [30, 0])):
+        storage = bags._group.tables[fails].below.below.storage
+        storage.at_write = refuse
+        with pytest.raises(OSError, match="told to fail") as caught:
+            bags.load_state_dict(state)
+        storage.at_write = None
+        note = caught.value.__notes__[-1]
+        assert "is empty now. Load it again." in note and note.endswith(says)
+        assert [len(table) for table in bags.tables().values()] == rows
+    bags.load_state_dict(state)
+    for one, two in zip(bags.state_dict().values(), state.values(), strict=True):
+        same(one, two)
+
+
+class Remote(MemoryStorage):
+    """Goes away in the middle of an erase."""
+
+    is_leaving = is_gone = False
+
+    def read(self, keys):
+        if self.is_gone:
+            raise ConnectionError("gone")
+        return super().read(keys)
+
+    def erase(self, keys):
+        if self.is_leaving:
+            self.is_gone = True
+            super().erase(keys[: len(keys) // 2])
+            raise ConnectionError("lost in the middle")
+        return super().erase(keys)
+
+
+def test_rows_are_counted_again_once_a_storage_is_back_that_went_in_an_erase():
+    pair = Below("hbm", adam(), size="3KiB", below=Remote)
+    many = 3 * pair.stats(0).capacity
+    pair.each(lambda module: module.table("a").assign(range(many), torch.ones(many, 4, device=DEVICE)))
+    table, storage = pair.tiers.table("a"), pair.tiers._group.tables[0].below.below.storage
+    storage.is_leaving = True
+    with pytest.raises(ConnectionError, match="lost in the middle"):
+        table.erase(range(many // 2))
+    storage.is_leaving = storage.is_gone = False
+    assert len(table) == len(table.keys()) < many
+    assert table.stats().counters["erased"] == many - len(table)
+    pair.each(lambda module: module.table("a").erase(range(many // 2)))
+    pair.check()
+    assert table.stats().counters["erased"] == many // 2
+
+
 def test_rows_that_the_disk_has_no_place_for_are_not_born(tmp_path):
     bags = shoal.EmbeddingBagCollection(
         [with_tiers(adam(dim=64), [Hbm("64KiB"), Ssd(tmp_path, "4MiB")])], device=DEVICE

@@ -4,6 +4,7 @@ Rows are brought before a batch is looked up, and leave when others need their p
 changed, and then takes them out. Until they are written they stay, so no row is ever in no place.
 """
 
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from shoal.config import Table, format_size
 from shoal.errors import CapacityError
+from shoal.metrics import Counters
 from shoal.storage.hbm import CHANGED_FLAG, UNSAVED_FLAG
 from shoal.table.below import Below
 from shoal.table.changes import Changes
@@ -50,10 +52,16 @@ class _Slots(NamedTuple):
 class DeviceBelow:
     """The storage below one table. The group's lock covers its methods, but for `write_leaving`."""
 
-    def __init__(self, rows: DeviceRows, number: int, changes: Changes, folder: str) -> None:
+    def __init__(
+        self, rows: DeviceRows, number: int, changes: Changes, folder: str, counters: Counters
+    ) -> None:
         self.config: Table = rows.configs[number]
         self.below = Below(self.config, folder)
-        self.away = len(self.below.storage)  # rows that are there alone
+        self._away = len(self.below.storage)
+        # The storage failed, and then did not say what it had done: who asks for the number of rows counts them.
+        self._is_miscounted = False
+        self._counting = threading.Lock()  # of those who read beside each other
+        self._counters = counters
         self.fetched = 0  # positions of batches whose keys were there
         self.epoch = 0  # changes when rows may be gone that batches on their way need
         self._rows = rows
@@ -66,11 +74,31 @@ class DeviceBelow:
         self._promotions = self._demotions = 0
 
     @property
+    def away(self) -> int:
+        """Rows that are there alone."""
+        if self._is_miscounted:
+            with self._counting:
+                if self._is_miscounted:
+                    self._lose(self._away - int(self.is_absent(self.below.storage.keys()).sum()))
+        return self._away
+
+    def _lose(self, rows: int) -> None:
+        """So many rows went by an erase that failed: now they are counted."""
+        self._away -= rows
+        self._is_miscounted = False
+        self._counters.add("erased", max(rows, 0))
+
+    @property
     def _most(self) -> int:
         """Rows that fit the memory that kernels reach."""
         most = self._rows.capacity(self._number)
         assert most is not None
         return most
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes of the memory that kernels reach, if it has a limit."""
+        return self._rows.budget(self._number)
 
     @property
     def chunk(self) -> int:
@@ -112,7 +140,7 @@ class DeviceBelow:
                 self._give(slots, copies)
             raise
         reached.returned(self._number, len(keys))
-        self.away -= len(keys)
+        self._away -= len(keys)
         self._promotions += len(keys)
 
     def require_place(self, births: int) -> None:
@@ -296,7 +324,7 @@ class DeviceBelow:
     def _forget(self, keys: Tensor) -> None:
         if len(keys):
             slots, copies = self._rows.erase(self._number, keys)
-            self.away += len(slots)
+            self._away += len(slots)
             self._give(slots, copies)
 
     def _give(self, slots: Tensor, copies: Tensor) -> None:
@@ -351,9 +379,13 @@ class DeviceBelow:
         try:
             self.below.erase(keys)
         except BaseException:
-            self.away -= before - int(self.below.contains(alone).sum())
+            is_known, self._is_miscounted = not self._is_miscounted, True
+            with suppress(Exception):
+                gone = before - (int(self.below.contains(alone).sum()) if len(alone) else 0)
+                if is_known:
+                    self._lose(gone)
             raise
-        self.away -= before
+        self._away -= before
         return before
 
     def clear(self) -> None:
@@ -361,8 +393,9 @@ class DeviceBelow:
         self.epoch += 1
         self._leaving.clear()
         self._hand = 0
+        self._is_miscounted = True
         self.below.clear()
-        self.away = 0
+        self._away, self._is_miscounted = 0, False
 
     def stats(self, last: TierStats) -> tuple[TierStats, TierStats]:
         """The last tier that kernels reach, of which `last` knows what they counted, and the storage."""

@@ -92,15 +92,11 @@ class DeviceGroup(Group):
                 below.require_place_for(len(content.keys))
             else:
                 self._rows.require_room(number, len(content.keys), held=False)  # what leases hold is cleared first
-        self.clear(list(contents))
-        for number, content in contents.items():
-            try:
-                self.tables[number].fill(content)
-            except BaseException as error:
-                name = self.tables[number].config.name
-                error.add_note(f"[table {name!r}] it was being loaded, and is empty now. Load it again.")
-                self.clear([number])  # and whoever was staged meanwhile
-                raise
+        # Tables of one layout share slots: first those whose rows become fewer, so that others find theirs free.
+        held = self._rows.ledger.keys.tolist()
+        more = {number: len(content.keys) - held[number] for number, content in contents.items()}
+        more |= dict.fromkeys(self._rows.deep & more.keys(), 0)  # they keep to theirs
+        self._replace_each({number: contents[number] for number in sorted(contents, key=more.__getitem__)}, [])
 
     def _make_plan(self, names: tuple[str, ...]) -> DevicePlan:
         rows = self._rows

@@ -34,7 +34,9 @@ class DeviceTable:
         self._family = rows.families[number]
         self._packed = rows.storage.families[self._family].packed
         self.changes = Changes()
-        self.below = DeviceBelow(rows, number, self.changes, folder) if number in rows.deep else None
+        self.below = None
+        if number in rows.deep:
+            self.below = DeviceBelow(rows, number, self.changes, folder, self.counters)
         # Slots of erased rows, and of their copies above, with the newest lease that may hold them.
         self._limbo: list[tuple[int, Tensor, Tensor]] = []
 

@@ -196,6 +196,9 @@ class GroupTable(Protocol):
     def put(self, rows: Rows) -> None:
         """Have whole rows of distinct keys, in place of those that they had."""
 
+    def fill(self, content: TableContent) -> None:
+        """Have that content. REQUIRES: the table is empty."""
+
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""
 
@@ -301,19 +304,44 @@ class Group(ABC):
     def clear(self, numbers: Sequence[int]) -> None:
         """Forget all rows of some tables, and every forward that waits for its backward. Call while writing."""
         self._leases.clear()
-        empty: list[str] = []
         try:
             for number in numbers:
                 self.tables[number].clear()
-                empty.append(self.tables[number].config.name)
-        except BaseException as error:
-            if empty:
-                error.add_note(
-                    f"[{self.name}] rows of {', '.join(map(repr, empty))} are gone already. Load them again."
-                )
-            raise
         finally:
             self._forget_plans()
+
+    def _replace_each(self, contents: Mapping[int, TableContent], loaded: Sequence[int]) -> None:
+        """Replace the rows of tables that have no room for two sets of them, one table after the other: those that are
+        not reached stay as they are. `loaded`: those that were replaced already."""
+        done = list(loaded)
+        for number, content in contents.items():
+            name = self.tables[number].config.name
+            is_empty = False
+            try:
+                self.clear([number])
+                is_empty = True
+                self.tables[number].fill(content)
+            except BaseException as error:
+                if is_empty:
+                    is_empty = self._is_cleared(number)
+                what = "is empty now" if is_empty else "could not be emptied, and may have lost rows"
+                rest = [other for other in contents if other not in done and other != number]
+                told = [
+                    f" {', '.join(repr(self.tables[one].config.name) for one in some)} {verb}."
+                    for some, verb in ((done, "did load"), (rest, "stayed as before"))
+                    if some
+                ]
+                error.add_note(f"[table {name!r}] it was being loaded, and {what}. Load it again.{''.join(told)}")
+                raise
+            done.append(number)
+
+    def _is_cleared(self, number: int) -> bool:
+        """Forget what was loaded so far; says whether that worked, for whoever has another error to tell."""
+        try:
+            self.clear([number])  # and whoever was staged meanwhile
+        except Exception:
+            return False
+        return True
 
     def _forget_plans(self) -> None:
         """They know where rows were."""
@@ -322,7 +350,8 @@ class Group(ABC):
 
     @abstractmethod
     def replace(self, contents: Mapping[int, TableContent]) -> None:
-        """Replace the rows of tables; if there is no room for all, none changes. Call while writing.
+        """Replace the rows of tables; if there is no room for all, none changes. Call while writing. Where a storage
+        fails on the way, a note of the error says which tables are empty, loaded and as they were.
 
         REQUIRES: the contents fit the tables' configs.
         """

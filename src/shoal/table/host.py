@@ -1,5 +1,6 @@
 """One table in host memory: an index, a storage, an optimizer's settings and what happened so far."""
 
+import threading
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -83,12 +84,16 @@ class HostTable:
         self._is_tracking = False
         self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
         self._rows = 0 if self.below is None else len(self.below.storage)
+        # A storage failed, and then did not say what it had done: who asks for the number of rows counts them.
+        self._is_miscounted = False
+        self._counting = threading.Lock()  # of those who read beside each other
 
     def clear(self) -> None:
         """Forget every row."""
         if self.below is not None:
+            self._is_miscounted = True
             self.below.clear()
-        self._rows = 0
+        self._rows, self._is_miscounted = 0, False
         self._hold(HostIndex(), DramStorage(self.config.dim, self.config.dtype, self.config.columns))
 
     def take_over(self, other: "HostTable") -> None:
@@ -172,9 +177,9 @@ class HostTable:
         """Every row has a place below from its birth on, so that it can always leave memory."""
         assert self.below is not None
         capacity = self.below.capacity
-        if capacity is not None and births and self._rows + births > capacity:
+        if capacity is not None and births and len(self) + births > capacity:
             raise CapacityError(
-                f"[table {self.config.name!r}] its {self._rows} rows and {births} new ones are more than the "
+                f"[table {self.config.name!r}] its {len(self)} rows and {births} new ones are more than the "
                 f"{capacity} that its lowest tier takes. Raise Ssd(size=), of which rows fill half, or erase keys that "
                 f"are not needed."
             )
@@ -372,8 +377,11 @@ class HostTable:
             try:
                 self.below.erase(keys)
             except BaseException:
+                is_known, self._is_miscounted = not self._is_miscounted, True
                 with suppress(Exception):
-                    self._rows -= erased - int(self.contains(keys).sum())
+                    gone = erased - int(self.contains(keys).sum())
+                    if is_known:
+                        self._lose(gone)
                 raise
         with alone_in(self.indexes):
             slots = self.index.erase(keys)
@@ -453,7 +461,7 @@ class HostTable:
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""
         return TableStats(
-            rows=self._rows,
+            rows=len(self),  # first: it may have to count
             bytes=self.bytes,
             index_bytes=self.index.bytes,
             storage_bytes=self.storage.bytes,
@@ -491,7 +499,17 @@ class HostTable:
     # ---- rows by key
 
     def __len__(self) -> int:
+        if self._is_miscounted:
+            with self._counting:
+                if self._is_miscounted:
+                    self._lose(self._rows - len(self.keys()))
         return self._rows
+
+    def _lose(self, rows: int) -> None:
+        """So many rows went by an erase that failed: now they are counted."""
+        self._rows -= rows
+        self._is_miscounted = False
+        self.counters.add("erased", max(rows, 0))
 
     def keys(self) -> Tensor:
         """Every key, in ascending order."""

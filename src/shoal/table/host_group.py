@@ -94,23 +94,11 @@ class HostGroup(Group):
             for number, content in contents.items()
             if self.tables[number].below is None
         }
-        self.clear(list(contents))
+        self.clear(list(made))
         for number, table in made.items():
             self.tables[number].take_over(table)
         self._forget_plans()
-        # These have one place for their rows, and no room for two sets of them.
-        for number, content in contents.items():
-            if number not in made:
-                self._fill(number, content)
-
-    def _fill(self, number: int, content: TableContent) -> None:
-        table = self.tables[number]
-        try:
-            table.fill(content)
-        except BaseException as error:
-            error.add_note(f"[table {table.config.name!r}] it was being loaded, and is empty now. Load it again.")
-            self.clear([number])  # and whoever was staged meanwhile
-            raise
+        self._replace_each({number: contents[number] for number in contents if number not in made}, list(made))
 
     def _forget_plans(self) -> None:
         with alone_in(self.indexes):  # staging makes plans too
