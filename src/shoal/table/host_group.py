@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -24,6 +23,7 @@ from shoal.table.host import HostTable, filled
 from shoal.table.lease import Leases
 from shoal.table.parts import Part
 from shoal.table.plan import Plan
+from shoal.table.readers import Readers
 from shoal.table.staging import HostStaging, address_of
 
 # Tables whose rows are read at a time.
@@ -74,7 +74,7 @@ class HostGroup(Group):
         # which changes rows only.
         self.indexes = _native.RwLock()
         # A thread waits in each for its table's disk; none is made before it is needed.
-        self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="shoal-prefetch-table")
+        self.readers = Readers(_READERS)
         for number, table in enumerate(self.tables):
             table.pin = partial(_pin, weakref.ref(self), number)
             table.indexes = self.indexes

@@ -1,0 +1,69 @@
+"""Threads that wait for storages: made when they are needed, gone with their owner, and daemons."""
+
+import gc
+import threading
+import time
+
+import pytest
+
+from shoal.table.readers import Readers
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("shoal-prefetch-table")]
+
+
+@pytest.fixture(autouse=True)
+def none_are_left():
+    gc.collect()
+    yield
+    gc.collect()
+    end = time.monotonic() + 30
+    while threads() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not threads()
+
+
+def test_results_come_in_order_from_threads_that_are_made_when_they_are_needed():
+    readers = Readers(3)
+    assert not threads()
+    assert readers.map(divmod, [], []) == []
+    assert readers.map(divmod, [7], [2]) == [(3, 1)] and not threads()
+    assert readers.map(divmod, range(20), [3] * 20) == [divmod(n, 3) for n in range(20)]
+    assert 1 <= len(threads()) <= 3 and all(thread.daemon for thread in threads())
+
+
+def test_calls_are_made_beside_each_other():
+    meeting = threading.Barrier(4)
+    readers = Readers(3)
+    for _ in range(3):
+        readers.map(lambda _n: meeting.wait(30), range(4))
+
+
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+@pytest.mark.parametrize("at", [0, 2])
+def test_what_a_call_raises_comes_to_the_caller_and_ends_no_thread(at, error):
+    def work(n):
+        if n == at:
+            raise error(n)
+        return n
+
+    readers = Readers(2)
+    for _ in range(5):
+        with pytest.raises(error) as raised:
+            readers.map(work, range(4))
+        assert raised.value.args == (at,)
+        del raised
+    assert readers.map(abs, [-1, -2, -3]) == [1, 2, 3]
+
+
+def test_several_callers_share_the_threads():
+    readers, results = Readers(2), []
+    callers = [
+        threading.Thread(target=lambda n=n: results.append(readers.map(pow, range(9), [n] * 9))) for n in range(6)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert sorted(results) == sorted([k**n for k in range(9)] for n in range(6))
