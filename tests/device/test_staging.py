@@ -13,6 +13,7 @@ from device_tables import DEVICE, backward, in_hbm, outputs, placed
 import shoal
 from shoal import Dram, Hbm
 from shoal.storage import MemoryStorage
+from shoal.table import below as storage_below
 
 pytestmark = pytest.mark.usefixtures("small_slabs")
 
@@ -136,3 +137,73 @@ def test_what_happens_between_staging_and_lookup(form, what):
     assert_sound(pair.tiers)
     for one, two in zip(pair.tiers.state_dict().values(), pair.whole.state_dict().values(), strict=True):
         same(one, two)
+
+
+def test_a_batch_may_be_let_go_while_it_is_being_found(monkeypatch):
+    tables = [with_tiers(adam(name=name), [Hbm("8KiB"), MemoryStorage]) for name in ("a", "b")]
+    bags = shoal.EmbeddingBagCollection(tables, device=DEVICE, seed=7)
+    batch = placed(kjt({"a": [[1, 2]], "b": [[3]]}))
+    bags(batch)
+    staging = bags.stage(batch)
+    finder = threading.Thread(target=staging.read)
+    has_one, may_go_on = threading.Event(), threading.Event()
+    listen, unstage = storage_below.Below.listen, storage_below.Below.unstage
+
+    def pausing(self):
+        if has_one.is_set():
+            assert may_go_on.wait(30)
+        heard = listen(self)
+        has_one.set()
+        return heard
+
+    def meanwhile(self, staged):
+        if not may_go_on.is_set():
+            may_go_on.set()
+            finder.join(60)
+        unstage(self, staged)
+
+    monkeypatch.setattr(storage_below.Below, "listen", pausing)
+    monkeypatch.setattr(storage_below.Below, "unstage", meanwhile)
+    finder.start()
+    assert has_one.wait(30)
+    staging.release()
+    finder.join(60)
+    assert not finder.is_alive()
+    assert not bags._group.staged and not any(table.below.below._staged for table in bags._group.tables)
+
+
+def test_several_batches_are_read_at_a_time():
+    both = threading.Barrier(2)
+
+    class Remote(MemoryStorage):
+        def read(self, keys):
+            if threading.current_thread() is not threading.main_thread():
+                both.wait(30)
+            return super().read(keys)
+
+    pair = Below("hbm", adam(), size="3KiB", below=Remote)
+    many = pair.stats(0).capacity
+    for first in range(0, 2 * many, many // 2):
+        pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
+    batches = [kjt({"a": [list(range(first, first + 6))]}) for first in (0, 4)]
+    ours = [placed(batch) for batch in batches]
+    stagings = [pair.tiers.stage(batch) for batch in ours]
+    for staging in stagings:  # one after the other: what the first reads the second does not
+        staging.find()
+        assert staging.may_read(is_first=False)
+    assert [len(staging.answers[0].keys) for staging in stagings] == [6, 4]
+    threads = [threading.Thread(target=staging.read) for staging in stagings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not both.broken
+    for staging, batch, mine in zip(stagings, batches, ours, strict=True):
+        staging.place(lambda: False)
+        before = pair.tiers._group.tables[0].below.fetched
+        outs = [pair.tiers(mine), pair.whole(placed(batch))]
+        same(*(out.values().detach() for out in outs))
+        assert pair.tiers._group.tables[0].below.fetched == before
+        pair.backward(outs)
+        staging.release()
+    assert_sound(pair.tiers)

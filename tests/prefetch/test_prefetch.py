@@ -1,6 +1,8 @@
 """With prefetch and without it a run is the same, bit for bit, whatever happens on the way."""
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -381,7 +383,7 @@ class Stages:
     """Stages a batch, or raises."""
 
     device = torch.device("cpu")
-    waits = reads_alone = False
+    waits = False
 
     def __init__(self, error=None, at=None):
         self.error, self.at = error, at
@@ -571,3 +573,143 @@ def test_what_is_no_batch_of_features_is_said(found):
 def test_features_that_stop_an_iteration_do_not_end_the_loop_in_silence():
     with pytest.raises(RuntimeError, match="features raised StopIteration"):
         list(shoal.prefetch(batches(3), collection([TABLE]), features=lambda _batch: next(iter(()))))
+
+
+def test_a_storage_is_not_asked_for_nothing():
+    asked = []
+
+    class Counting(MemoryStorage):
+        def read(self, keys):
+            asked.append(len(keys))
+            return super().read(keys)
+
+    tables = [TABLE, {**TABLE, "name": "u"}]
+    bags = collection(tables, [shoal.Dram("1MiB"), Counting])
+    some = [kjt({"t": [range(10)], "u": [range(5)]}) for _ in range(8)]
+    train(bags, shoal.prefetch(some, bags, depth=4))
+    assert asked and min(asked) > 0
+
+
+def test_rows_that_are_read_ahead_and_have_no_place_are_bounded():
+    most, batch_bytes = 0, 100 * 104
+
+    class Watched(MemoryStorage):
+        def read(self, keys):
+            nonlocal most
+            most = max(most, table.below.ahead_bytes)
+            return super().read(keys)
+
+    plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), Watched])
+    some = [kjt({"t": [range(100 * (n % 9), 100 * (n % 9) + 100)]}) for n in range(36)]
+    table = ahead._group.tables[0]
+    assert 4 * batch_bytes > table.budget
+    wanted = train(plain, some)
+    got = train(ahead, shoal.prefetch(some, ahead, depth=8), lambda _step: time.sleep(0.01))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+    # One that is being placed, the first that is read, and one that the loop was given without a place.
+    assert batch_bytes <= most <= 3 * batch_bytes
+    assert ahead.stats()["t"].tiers[-1].ahead_bytes == 0
+
+
+ENDING = """
+import os, sys, threading, time, torch, shoal
+from shoal.storage import MemoryStorage
+module = sys.modules["shoal.prefetch.ahead"]
+
+class Remote(MemoryStorage):
+    answers = True
+    def read(self, keys):
+        if not Remote.answers:
+            threading.Event().wait()
+        return super().read(keys)
+
+tables = [shoal.Table(name, 8, tiers=[shoal.Dram("24KiB"), Remote]) for name in ("a", "b")]
+bags = shoal.EmbeddingBagCollection(tables)
+def batch(n):
+    return shoal.KeyedJaggedTensor(["a", "b"], torch.arange(80) + 80 * n, lengths=torch.tensor([40, 40]))
+loop = iter(shoal.prefetch([batch(n) for n in range(40)], bags, depth=3))
+for _ in range(20):
+    bags(next(loop))
+"""
+
+
+def ends(program, seconds=60):
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", ENDING + program], timeout=seconds).returncode
+
+
+def test_a_process_ends_though_a_storage_does_not_answer():
+    assert ends("module._JOIN_SECONDS = 0.2; Remote.answers = False; next(loop); time.sleep(0.3); sys.exit(3)") == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_leaves_a_loop_alone():
+    """Its locks may be held by threads that the child does not have."""
+    program = """
+run = next(iter(module._running))
+held, may_go = threading.Event(), threading.Event()
+def hold():
+    with run._lock:
+        held.set()
+        may_go.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if not child:
+    try:
+        next(loop)
+    except shoal.errors.ForkError:
+        loop.close()
+        sys.exit(7)
+    sys.exit(1)
+end = time.monotonic() + 40
+while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+    time.sleep(0.05)
+if not ended[0]:
+    os.kill(child, 9)
+may_go.set()
+thread.join()
+bags(next(loop))
+sys.exit(os.waitstatus_to_exitcode(ended[1]) if ended[0] else 2)
+"""
+    assert ends(program) == 7
+
+
+class Slow:
+    """A batch on its way that takes its time to be found."""
+
+    waits = True
+
+    def __init__(self):
+        self.begins, self.may_go_on, self.calls = threading.Event(), threading.Event(), []
+
+    def find(self):
+        self.begins.set()
+        assert self.may_go_on.wait(30)
+
+    def may_read(self, is_first):
+        return is_first
+
+    def read(self):
+        self.calls.append("read")
+
+    def place(self, _may_wait):
+        self.calls.append("place")
+
+    def release(self):
+        self.calls.append("release")
+
+
+def test_a_batch_that_is_let_go_while_its_thread_is_busy_is_not_read(monkeypatch):
+    monkeypatch.setattr(sys.modules["shoal.prefetch.ahead"], "_JOIN_OTHERS_SECONDS", 0.05)
+    died = []
+    monkeypatch.setattr(threading, "excepthook", lambda what: died.append(what.exc_value))
+    slow = Slow()
+    run = sys.modules["shoal.prefetch.ahead"]._Run(iter(batches(3)), lambda _batch: slow, 2, [])
+    assert slow.begins.wait(30)
+    run.close()
+    assert "release" in slow.calls
+    slow.may_go_on.set()
+    run.await_threads(30)
+    assert not died and set(slow.calls) == {"release"}

@@ -1,26 +1,26 @@
 """A loader whose batches find their rows in the top tier.
 
-One thread takes batches from the loader, up to `depth` ahead of the loop, and finds which rows are not in the top tier;
-others read these, for several batches at a time, so that `depth` hides a storage's latency; one more puts them there.
-Each goes on to the next batch meanwhile. They place, and nothing else:
-with and without them a run is the same, bit for bit. A batch that could not be placed, for want of room or because a
-disk failed, is handed on all the same: its lookup brings the rows itself, or says what is wrong.
+One thread takes batches from the loader, up to `depth` ahead of the loop, and finds which rows are not in the top tier
+(for a device, the threads that read do so, in turn); others read these, for several batches at a time, so that `depth`
+hides a storage's latency; one more puts them there. Each goes on to the next batch meanwhile. They place, and nothing
+else: with and without them a run is the same, bit for bit. A batch that could not be placed, for want of room or
+because a disk failed, is handed on all the same: its lookup brings the rows itself, or says what is wrong.
 """
 
 import atexit
+import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from shoal.errors import ConfigError, InputError, ShoalError
+from shoal.errors import ConfigError, ForkError, InputError, ShoalError
 from shoal.prefetch.streams import Events, LoaderStreams
 from shoal.table import Staging
 
@@ -53,7 +53,13 @@ class _Together:
     def __init__(self, parts: Sequence[Staging]) -> None:
         self._parts = parts
         self.waits = any(part.waits for part in parts)
-        self.reads_alone = any(part.reads_alone for part in parts)
+
+    def find(self) -> None:
+        for part in self._parts:
+            part.find()
+
+    def may_read(self, is_first: bool) -> bool:
+        return all(part.may_read(is_first) for part in self._parts)
 
     def read(self) -> None:
         for part in self._parts:
@@ -126,13 +132,15 @@ class _Run(Generic[BatchT]):
         self._ready: _Line[BatchT] = _Line(self._lock)
         self._taken = threading.Condition(self._lock)  # by the loop
         self._room = threading.Condition(self._lock)  # where rows can be placed; or the loop waits
+        self._tried = threading.Condition(self._lock)  # to place a batch's rows
         self._ahead = 0  # batches that were taken from the loader, and not by the loop
         self._between = 0  # of these, those that are on their way from thread to thread
         self._in_use: _Ahead[BatchT] | None = None
         self._is_awaited = self._is_closed = False
         self._error: BaseException | None = None
         self._readers = min(depth, _MOST_READERS)
-        self._reading_alone = threading.Lock()
+        self._finding = threading.Lock()  # by a reader: batches are found in their order
+        self._process = os.getpid()
         works = [("find", self._find_all), *[("read", self._read_all)] * self._readers, ("place", self._place_all)]
         _running.add(self)
         self._threads = [
@@ -149,6 +157,11 @@ class _Run(Generic[BatchT]):
 
     def next(self) -> BatchT:
         """The next batch; StopIteration at the end, or what the loader raised there."""
+        if not self._is_own():
+            raise ForkError(
+                f"[prefetch] this loop belongs to process {self._process}, and so do its threads; this is its forked "
+                f"child {os.getpid()}. Begin another one here."
+            )
         self._let_go()
         with self._lock:
             self._is_awaited = True
@@ -170,9 +183,11 @@ class _Run(Generic[BatchT]):
 
     def close(self) -> None:
         """End it, wherever it is."""
+        if not self._is_own():
+            return
         with self._lock:
             self._is_closed = True
-            for waited in (self._taken, self._room, *(line.came for line in self._lines)):
+            for waited in (self._taken, self._room, self._tried, *(line.came for line in self._lines)):
                 waited.notify_all()
         try:
             self._join(self._threads[0], _JOIN_SECONDS)
@@ -186,9 +201,15 @@ class _Run(Generic[BatchT]):
 
     def await_threads(self, seconds: float) -> None:
         """Wait until they ended, or so long."""
+        if not self._is_own():
+            return
         end = time.monotonic() + seconds
         for thread in self._threads:
             self._join(thread, max(end - time.monotonic(), 0.0))
+
+    def _is_own(self) -> bool:
+        """Whether this process made it. In a child a lock may be held for ever, by a thread that it does not have."""
+        return os.getpid() == self._process
 
     @staticmethod
     def _join(thread: threading.Thread, seconds: float) -> None:
@@ -232,10 +253,8 @@ class _Run(Generic[BatchT]):
     def _bring(self, ahead: _Ahead[BatchT]) -> None:
         """Place the rows of a batch that waits for nothing."""
         ahead.is_placed = True
-        if ahead.placed is not None:
-            self._work(ahead, ahead.placed.read)
-        if ahead.placed is not None:
-            self._work(ahead, partial(ahead.placed.place, lambda: False))
+        self._work(ahead, lambda placed: placed.read())
+        self._work(ahead, lambda placed: placed.place(lambda: False))
 
     def _may_go_on(self) -> bool:
         with self._lock:
@@ -263,15 +282,16 @@ class _Run(Generic[BatchT]):
         would overtake it."""
         found, read = self._found, self._read
         while True:
-            with self._lock:
-                found.came.wait_for(lambda: found.batches or found.has_ended or self._is_closed)
-                if self._is_closed or not found.batches:
-                    break
-                ahead = found.batches.popleft()
-                read.batches.append(ahead)
-            if ahead.placed is not None:
-                with self._reading_alone if ahead.placed.reads_alone else nullcontext():
-                    self._work(ahead, ahead.placed.read)
+            with self._finding:
+                with self._lock:
+                    found.came.wait_for(lambda: found.batches or found.has_ended or self._is_closed)
+                    if self._is_closed or not found.batches:
+                        break
+                    ahead = found.batches.popleft()
+                    read.batches.append(ahead)
+                self._work(ahead, lambda placed: placed.find())
+            if self._may_read(ahead):
+                self._work(ahead, lambda placed: placed.read())
             with self._lock:
                 ahead.is_read = True
                 read.came.notify()
@@ -296,15 +316,31 @@ class _Run(Generic[BatchT]):
                 if self._is_closed or not read.batches:
                     break
                 ahead = read.batches.popleft()
-            if ahead.placed is not None:
-                self._work(ahead, partial(ahead.placed.place, self._may_wait))
+                self._tried.notify_all()  # the next one is the first now
+            self._work(ahead, lambda placed: placed.place(self._may_wait))
             ahead.is_placed = True
             self._put(self._ready, ahead)
+            with self._lock:
+                self._tried.notify_all()
         self._end(self._ready)
 
-    def _work(self, ahead: _Ahead[BatchT], work: Callable[[], None]) -> None:
+    def _may_read(self, ahead: _Ahead[BatchT]) -> bool:
+        """Wait while many rows are read and have no place, which are outside of any budget; False once it is closed."""
+
+        def has_memory() -> bool:
+            placed = ahead.placed
+            return self._is_closed or placed is None or placed.may_read(self._read.batches[0] is ahead)
+
+        with self._lock:
+            self._tried.wait_for(has_memory)
+            return not self._is_closed
+
+    def _work(self, ahead: _Ahead[BatchT], work: Callable[[Staging], None]) -> None:
+        placed = ahead.placed
+        if placed is None:  # it failed before, or whoever closes has released it
+            return
         try:
-            work()
+            work(placed)
         except BaseException as error:
             # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
             ahead.release()
@@ -384,7 +420,7 @@ def prefetch(
         for each; by default the batch is it.
     depth: batches that are on their way at a time, and at most eight are read at a time, so it should be as many steps
         as a read takes, and one more. Their rows hold places in memory; where all of it is held, they wait outside of
-        its budget.
+        its budget (`ahead_bytes` in `stats()`). Once they take a quarter of it, only the next batch is read.
 
     The loader runs in a thread, ahead of the loop: one that draws from torch's global generator draws before the loop
     does. Give it a generator of its own.

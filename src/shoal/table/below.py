@@ -18,6 +18,8 @@ from shoal.storage import SsdStorage, Storage
 from shoal.table.content import TierStats
 
 _SCORE_BYTES = 8
+# Rows that are read ahead may take this part of the table's memory beside it.
+_AHEAD_PART = 4
 
 
 def packed_bytes(config: Table) -> int:
@@ -35,6 +37,7 @@ class Staged:
         self._found = torch.zeros(0, dtype=torch.bool, device="cpu")
         self._spoiled: list[Tensor] = []
         self._has = 0
+        self._expected = 0  # bytes that are being read
         self._is_answered = self._is_void = False
 
     def set(self, rows: Tensor, found: Tensor) -> None:
@@ -42,6 +45,15 @@ class Staged:
         self._rows, self._found = rows, found
         self._has = int(found.sum())
         self._is_answered = True
+
+    def expect(self, row_bytes: int) -> None:
+        """Its rows are being read from here on."""
+        self._expected = len(self.keys) * row_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that its rows have outside of the table's, or will have once they are read."""
+        return self._rows.numel() if self._is_answered else self._expected
 
     @property
     def comes(self) -> bool:
@@ -87,7 +99,7 @@ class Staged:
         if not self._spoiled and not self._is_void and self._has == len(self.keys):
             keys, rows = self.keys, self._rows
             self.keys = keys[:0]
-            self.set(rows[:0], self._found[:0])
+            self.set(torch.empty_like(rows[:0]), self._found[:0])  # a part of them would keep them all
             return keys, rows
         usable = self._found & self.known(self.keys)[0]
         keys, rows = self.keys[usable], self._rows[usable]
@@ -98,6 +110,19 @@ class Staged:
             torch.zeros(len(self.keys), dtype=torch.bool, device="cpu"),
         )
         return keys, rows
+
+
+def may_read_ahead(asked: "Sequence[tuple[Below, Staged, int | None]]", is_first: bool) -> bool:
+    """Whether a batch's rows may be read now, beside those that others read and that have no place yet; then they
+    count. `asked`: of each table what is below, what is asked, and the bytes of its memory. The first batch in line
+    always may, or nobody would."""
+    if not is_first:
+        for below, staged, budget in asked:
+            if len(staged.keys) and budget is not None and below.ahead_bytes - staged.bytes > budget // _AHEAD_PART:
+                return False
+    for below, staged, _budget in asked:
+        staged.expect(below.row_bytes)
+    return True
 
 
 class Below:
@@ -127,6 +152,9 @@ class Below:
 
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of keys, all different, and whether each has one."""
+        if not len(keys):  # a storage may be far away
+            nothing = torch.empty(0, self.row_bytes, dtype=torch.uint8, device="cpu")
+            return nothing, torch.empty(0, dtype=torch.bool, device="cpu")
         begin = time.perf_counter()
         with self._named("read"):
             answer = self.storage.read(keys)
@@ -249,6 +277,11 @@ class Below:
         """Forget what was read ahead."""
         self._staged.pop(id(staged), None)
 
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of rows that are read ahead and have no place in the table's memory yet."""
+        return sum(staged.bytes for staged in tuple(self._staged.values()))
+
     def stats(self) -> TierStats:
         """What the tier holds and did."""
         rows = len(self.storage)
@@ -268,6 +301,7 @@ class Below:
             writes=self._writes,
             read_seconds=self._read_seconds,
             write_seconds=self._write_seconds,
+            ahead_bytes=self.ahead_bytes,
         )
 
     @contextmanager

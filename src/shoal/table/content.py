@@ -41,6 +41,7 @@ class TierStats:
     read_seconds: float = 0.0
     write_seconds: float = 0.0
     capacity: int | None = None  # rows, where it is known
+    ahead_bytes: int = 0  # of rows that prefetch read from it and that have no place above yet, outside of any budget
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.table.below import Below, Staged
+from shoal.table.below import Below, Staged, may_read_ahead
 from shoal.table.device_below import DeviceBelow, Leaving
 from shoal.table.device_missing import Missing
 from shoal.table.device_plan import DevicePlan
@@ -34,7 +34,7 @@ class DeviceStaging:
     def __init__(self, group: "DeviceGroup", plan: DevicePlan, values: Tensor, offsets: Tensor) -> None:
         self.group = group
         self.plan = plan
-        self.waits = self.reads_alone = plan.deep
+        self.waits = plan.deep
         self.values, self.offsets = values.contiguous(), offsets.contiguous()
         self.answers: dict[int, Staged] = {}
         self.births: dict[int, int] = {}  # of its keys those that had no row, by table
@@ -49,7 +49,7 @@ class DeviceStaging:
         self._offsets_at = address_of(offsets)
         self._missing: dict[int, Missing] = {}
         self._epochs: list[int] = []
-        self._is_placed = False
+        self._is_found = self._is_placed = self._is_released = False
         self.pins = group.pin_ahead()
         group.staged[self.address] = self
 
@@ -82,10 +82,17 @@ class DeviceStaging:
 
     # ---- from storages
 
-    def read(self) -> None:
-        """Read what no memory has that kernels reach."""
-        if not self.plan.deep or not self.values.numel():
-            return
+    def find(self) -> None:
+        """Find what no memory has that kernels reach."""
+        if self.plan.deep and self.values.numel() and not self._is_found and not self._is_released:
+            self._is_found = True
+            try:
+                self._find()
+            finally:
+                if self._is_released:  # meanwhile: what it listens to since must not go on
+                    self.release()
+
+    def _find(self) -> None:
         group = self.group
         for number in self._deep():
             self.answers[number] = group.below(number).below.listen()
@@ -98,8 +105,17 @@ class DeviceStaging:
             self._missing = dict(group.missing.read(found, self.values))
         for number, missing in self._missing.items():
             group.below(number).below.ask(self.answers[number], missing.keys)
+
+    def may_read(self, is_first: bool) -> bool:
+        """Whether what it reads may be in memory, too."""
+        belows = [(self.group.below(number), self.answers[number]) for number in self._missing]
+        return may_read_ahead([(below.below, staged, below.budget) for below, staged in belows], is_first)
+
+    def read(self) -> None:
+        """Read it."""
+        self.find()
         asked = [number for number in self._missing if len(self.answers[number].keys)]
-        belows = [group.below(number).below for number in asked]
+        belows = [self.group.below(number).below for number in asked]
         read = Below.read_each(belows, [self.answers[number].keys for number in asked])
         for number, answer in zip(asked, read, strict=True):
             self.answers[number].set(*answer)
@@ -176,7 +192,8 @@ class DeviceStaging:
 
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
+        self._is_released = True
         if self.group.staged.get(self.address) is self:
             self.group.staged.pop(self.address, None)
-        for number, staged in self.answers.items():
+        for number, staged in tuple(self.answers.items()):  # its own thread may still be adding to them
             self.group.below(number).below.unstage(staged)

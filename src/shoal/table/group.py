@@ -95,10 +95,15 @@ class Staging(Protocol):
     """A batch whose rows come to the top tier ahead of its lookup. It changes no result."""
 
     waits: bool  # whether `read` or `place` may wait, for a storage or for room
-    reads_alone: bool  # whether others may not be read beside it
+
+    def find(self) -> None:
+        """Find which are below. Batches do so one after the other, as they will be looked up."""
+
+    def may_read(self, is_first: bool) -> bool:
+        """Whether there is memory to read them now; if it is the first of those that come, there is."""
 
     def read(self) -> None:
-        """Read them from below."""
+        """Read them from below, beside other batches; find them first, where nobody did."""
 
     def place(self, may_wait: Callable[[], bool]) -> None:
         """Put them in the top tier. `may_wait`, asked where batches hold all of it, waits for a while and says whether

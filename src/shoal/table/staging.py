@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from shoal.ops.pool import bags_of, remembers
-from shoal.table.below import Below, Staged
+from shoal.table.below import Below, Staged, may_read_ahead
 from shoal.table.leaving import Departures
 from shoal.table.plan import Plan
 
@@ -32,7 +32,6 @@ class HostStaging:
     """One batch on its way. `answers` says what the storages below said of its keys, by table."""
 
     waits = True
-    reads_alone = False
 
     def __init__(self, group: "HostGroup", names: list[str], values: Tensor, offsets: Tensor) -> None:
         self.group = group
@@ -82,6 +81,17 @@ class HostStaging:
         """Whether the slots that were found are those of a lookup with that plan and these tensors. Keys that had none
         may have one by now."""
         return plan is self.plan and self._epochs_now() == self._epochs and remembers(self.bags, values, offsets)
+
+    def find(self) -> None:
+        """Nothing: it did when it began."""
+
+    def may_read(self, is_first: bool) -> bool:
+        """Whether what it reads may be in memory, too."""
+        group = self.group
+        asked = [
+            (group.below(number), staged, group.tables[number].budget) for number, staged in tuple(self.answers.items())
+        ]
+        return may_read_ahead(asked, is_first)
 
     def read(self) -> None:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
