@@ -20,6 +20,7 @@ BUILTIN_BASES = {
     "BackwardError": RuntimeError,
     "StateDictError": RuntimeError,
     "StorageError": OSError,
+    "CheckpointError": RuntimeError,
     "ForkError": RuntimeError,
 }
 

@@ -52,9 +52,7 @@ class _Slots(NamedTuple):
 class DeviceBelow:
     """The storage below one table. The group's lock covers its methods, but for `write_leaving`."""
 
-    def __init__(
-        self, rows: DeviceRows, number: int, changes: Changes, folder: str, counters: Counters
-    ) -> None:
+    def __init__(self, rows: DeviceRows, number: int, changes: Changes, folder: str, counters: Counters) -> None:
         self.config: Table = rows.configs[number]
         self.below = Below(self.config, folder)
         self._away = len(self.below.storage)
