@@ -10,6 +10,8 @@ from logged import assert_rows, made, rows_of, train
 import shoal
 from shoal import _native
 from shoal.errors import CheckpointError, InputError, StorageError
+from shoal.log.files import Files
+from shoal.log.reader import LogReader
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,22 @@ def test_every_version_can_be_had_again_before_and_after_compaction(tmp_path, ki
     again, commit = recovered(tmp_path / "log")
     assert commit.version == 13
     assert_rows(again, rows_of(bags))
+
+
+def test_a_reader_that_was_there_before_other_segments_were_begun(tmp_path):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log", segment=20_000) as log:
+        train(bags, range(3))
+        log.commit(bags)
+        reader = LogReader(Files(str(tmp_path / "log")))
+        for step in range(3, 8):
+            train(bags, [step])
+            log.commit(bags)
+        seen = [one.version for one in reader.commits()]
+        assert seen == list(range(1, len(seen) + 1))
+        assert len(seen) < log.version
+        reader.refresh()
+        assert [one.version for one in reader.commits()] == [1, 2, 3, 4, 5, 6]
 
 
 def test_several_logs_each_have_their_own_place(tmp_path):

@@ -82,17 +82,19 @@ class LogReader:
         self.files = files
         if size_of(files.manifest) is None:
             raise CheckpointError(f"[log {files.root}] wanted a log; there is no MANIFEST.json. Is the path right?")
-        self.manifest: Manifest = read_manifest(files)
+        self.refresh()
 
     def refresh(self) -> None:
         """See what was rotated or compacted since."""
-        self.manifest = read_manifest(self.files)
+        # First the head: of a segment that is begun between the two, it would promise what this manifest does not name.
+        self._head = read_head(self.files)
+        self.manifest: Manifest = read_manifest(self.files)
 
     # ---- commits
 
     def commits(self, after: int = 0) -> Iterator[CommittedChanges]:
         """Whole commits behind a version, in order, up to the newest."""
-        manifest, head = self.manifest, read_head(self.files)
+        manifest, head = self.manifest, self._head
         if after + 1 < manifest.segments[0]:
             raise CheckpointError(
                 f"[log {self.files.root}] versions up to {manifest.segments[0] - 1} are in a snapshot alone; changes "
