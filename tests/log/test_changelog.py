@@ -1,6 +1,7 @@
 """Commits, and what can be had again of them."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from shoal import _native
 from shoal.errors import CheckpointError, InputError, StorageError
 from shoal.log.files import Files
 from shoal.log.reader import LogReader
+from shoal.log.tables import LoggedTables
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +142,29 @@ def test_a_reader_that_was_there_before_other_segments_were_begun(tmp_path):
         assert len(seen) < log.version
         reader.refresh()
         assert [one.version for one in reader.commits()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_rows_from_elsewhere_are_a_version(tmp_path):
+    bags = made()
+    train(bags, range(3))
+    layout = LoggedTables("", bags)["b"].layout
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        pieces = list(log.at(1).rows("b"))
+        bags.table("b").erase(bags.table("b").keys()[:9])
+        assert log.commit_rows(layout, pieces, step=4) == 2
+        said = log.newest.tables["b"]
+        assert (said.step, said.rows, said.replaces) == (4, sum(map(len, pieces)), True)
+        with pytest.raises(CheckpointError, match="dim 16 and 17"):
+            log.commit_rows(replace(layout, dim=17), [])
+        with pytest.raises(ZeroDivisionError):
+            log.commit_rows(layout, (pieces[1 // 0] for _ in "x"))
+        assert log.commit(bags) == 3
+    then, now = made(), made()
+    shoal.load(tmp_path / "log", then, version=2)
+    assert len(then.table("b")) == len(bags.table("b")) + 9
+    shoal.recover(tmp_path / "log", now)
+    assert_rows(now, rows_of(bags))
 
 
 def test_several_logs_each_have_their_own_place(tmp_path):

@@ -3,8 +3,8 @@
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
 from shoal.errors import CheckpointError, ConfigError, InputError, StorageError
-from shoal.log.commit import Commit, TableCommit, checked_metadata, random_states
+from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
 from shoal.log.compact import compact, compacting, let_go
 from shoal.log.dense import restore_dense, write_dense
 from shoal.log.files import Files, is_new, make_file, names_in, remove_file, remove_folder
@@ -35,6 +35,7 @@ from shoal.log.segment import Scan, SegmentFile, SegmentWriter, digest_of, heade
 from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.log.verify import Report, verify
+from shoal.records import Layout, Rows
 from shoal.records.frames import encode_commit, encode_deletes, encode_puts
 
 Fsync = Literal["each", "interval", "never"]
@@ -239,24 +240,17 @@ class ChangeLog:
         own, which `recover` gives back. Where it fails, nothing of it is in the log, and the next one holds it all.
         """
         with self._mutex:
-            writer, _ = self._require_open()
+            self._require_open()
             tables = LoggedTables(self._where, bags)
             told = self._told(step, event_time, metadata)
             version = self.version + 1
-            if writer.end >= self._segment_bytes:
-                writer = self._rotate()
-            self._add_tables(tables)
+            writer = self._begin_commit([table.layout for table in tables.values()])
             try:
                 with tables.still():
                     said = {name: self._append(table, version) for name, table in tables.items()}
                     told = replace(told, rng=random_states())
                 written = write_dense(self._files, version, self._where, dense, optimizer)
-                before = None if self._newest is None else self._newest.dense
-                commit = replace(told, tables=self._tables_with(said), dense=written or before)
-                frames = digest_of(writer.headers)
-                writer.append(encode_commit({"commit": commit.to_json(), "frames": frames}, version=version))
-                if self._is_due():
-                    self._sync_file(writer)
+                commit = self._end_commit(writer, told, said, written)
             except BaseException:
                 self._undo(writer, version)
                 raise
@@ -267,6 +261,53 @@ class ChangeLog:
             if self._kept_now:
                 self._keep()
             return version
+
+    def commit_rows(
+        self, layout: Layout, pieces: Iterable[Rows], *, step: int = 0, metadata: Mapping[str, Any] | None = None
+    ) -> int:
+        """Have a table be rows that come from elsewhere, as one version; what the log had of it before is gone. They
+        pass by, piece by piece: no table is made. REQUIRES: each key is in them once."""
+        with self._mutex:
+            self._require_open()
+            told = self._told(None, None, metadata)
+            writer = self._begin_commit([layout])
+            number = self._manifest.number_of(layout.name)
+            assert number is not None
+            rows = 0
+            try:
+                for piece in pieces:
+                    writer.append(encode_puts(piece, layout, table=number, version=told.version))
+                    rows += len(piece)
+                said = TableCommit(step, rows, puts=rows, replaces=True)
+                commit = self._end_commit(writer, told, {layout.name: said}, None)
+            except BaseException:
+                self._undo(writer, told.version)
+                raise
+            writer.commit()
+            self._newest = commit
+            if self._kept_now:
+                self._keep()
+            return told.version
+
+    def _end_commit(
+        self, writer: SegmentWriter, told: Commit, said: Mapping[str, TableCommit], dense: DenseFile | None
+    ) -> Commit:
+        """Write the frame that makes a commit of those before it."""
+        before = None if self._newest is None else self._newest.dense
+        commit = replace(told, tables=self._tables_with(said), dense=dense or before)
+        frames = digest_of(writer.headers)
+        writer.append(encode_commit({"commit": commit.to_json(), "frames": frames}, version=commit.version))
+        if self._is_due():
+            self._sync_file(writer)
+        return commit
+
+    def _begin_commit(self, layouts: list[Layout]) -> SegmentWriter:
+        """Where the next commit is written, which may have tables that the log has not yet."""
+        writer, _ = self._require_open()
+        if writer.end >= self._segment_bytes:
+            writer = self._rotate()
+        self._add_tables(layouts)
+        return writer
 
     def rewrite(
         self,
@@ -367,8 +408,7 @@ class ChangeLog:
         kept = {name: replace(one, puts=0, deletes=0, replaces=False) for name, one in before.items()}
         return kept | dict(said)
 
-    def _add_tables(self, tables: LoggedTables) -> None:
-        layouts = [table.layout for table in tables.values()]
+    def _add_tables(self, layouts: list[Layout]) -> None:
         if with_layouts(self._manifest, layouts) is not self._manifest:
             with changing_manifest(self._files) as write:
                 changed = with_layouts(read_manifest(self._files), layouts)
@@ -407,7 +447,8 @@ class ChangeLog:
         """Say that all that was committed is on the disk."""
         writer, head = self._require_open()
         self._head = Head(self.version, self._manifest.segments[-1], writer.end)
-        head.write(self._head, sync=last)
+        with nullcontext() if last else suppress(StorageError):  # the commit is kept even if that is not said
+            head.write(self._head, sync=last)
 
     def _sync(self, last: bool = False) -> None:
         writer, _ = self._require_open()
