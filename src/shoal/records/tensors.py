@@ -8,6 +8,7 @@
 Wide types come first in the data, so that every tensor lies at a multiple of its type's size.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,7 @@ _DTYPES = {
     "C64": torch.complex64,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_WHERE = "tensors"
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _MOST_HEADER_BYTES = 100_000_000  # beyond it other readers refuse the file
@@ -61,25 +63,39 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[
     The data are the tensors' own memory, which must not change before it is written; what is not contiguous or not on
     the CPU is copied.
     """
-    where = "tensors"
-    header: dict[str, Any] = {METADATA: _checked_metadata(metadata, where)} if metadata else {}
     for name, tensor in tensors.items():
-        header[_checked_name(name, where)] = {"dtype": _dtype_name(name, tensor, where), "shape": list(tensor.shape)}
+        if tensor.dtype not in _NAMES or tensor.layout != torch.strided or tensor.device.type == "meta":
+            raise InputError(
+                f"[{_WHERE}] {name!r}: wanted a dense tensor of {', '.join(map(str, _NAMES))}; got {tensor.dtype}, "
+                f"{tensor.layout}, on {tensor.device}."
+            )
+    header, places = encode_header({name: (one.dtype, tuple(one.shape)) for name, one in tensors.items()}, metadata)
+    in_order = sorted(tensors, key=lambda name: places[name])
+    return header, [_bytes_of(tensors[name]) for name in in_order if tensors[name].nbytes]
+
+
+def encode_header(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """The header of tensors of these types and shapes, and where in the file the data of each begins."""
+    header: dict[str, Any] = {METADATA: _checked_metadata(metadata, _WHERE)} if metadata else {}
+    for name, (dtype, shape) in tensors.items():
+        header[_checked_name(name, _WHERE)] = {"dtype": _dtype_name(name, dtype, _WHERE), "shape": list(shape)}
     at = 0
-    data = []
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
-        header[name]["data_offsets"] = [at, at + tensor.nbytes]
-        at += tensor.nbytes
-        if tensor.nbytes:
-            data.append(_bytes_of(tensor))
-    text = strict_json.encode(header, where)
+    places = {}
+    for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: -item[1][0].itemsize):
+        places[name] = at
+        at += math.prod(shape) * dtype.itemsize
+        header[name]["data_offsets"] = [places[name], at]
+    text = strict_json.encode(header, _WHERE)
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _MOST_HEADER_BYTES:
         raise InputError(
-            f"[{where}] wanted names and metadata of at most {_MOST_HEADER_BYTES} bytes; got {len(text)}. Write "
+            f"[{_WHERE}] wanted names and metadata of at most {_MOST_HEADER_BYTES} bytes; got {len(text)}. Write "
             "several files."
         )
-    return _LENGTH.pack(len(text)) + text, data
+    begin = _LENGTH.size + len(text)
+    return _LENGTH.pack(len(text)) + text, {name: begin + place for name, place in places.items()}
 
 
 def decode(data: Buffer, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -94,14 +110,37 @@ def decode(data: Buffer, where: str) -> tuple[dict[str, Tensor], dict[str, str]]
     flat: Tensor = from_dlpack(pa.Array.from_buffers(pa.uint8(), memory.size, [None, memory], null_count=0))
     if flat.data_ptr() % _ALIGNMENT:
         raise InputError(f"[{where}] wanted a buffer at a multiple of {_ALIGNMENT}; got one at {flat.data_ptr():#x}.")
-    metadata = _read_metadata(header.pop(METADATA, {}), where)
-    entries = {name: _Entry(entry, begin, f"{where}, tensor {excerpt(name)}") for name, entry in header.items()}
-    _require_partition(entries, len(view) - begin, where)
+    entries, metadata = _entries(header, begin, len(view), where)
     return {name: entry.tensor(flat) for name, entry in entries.items()}, metadata
 
 
-class _Entry:
-    """What the header says of a tensor, checked in itself."""
+def header_bytes(data: Buffer, size: int, where: str) -> int:
+    """How many bytes of a file of that size are the header, by the first eight of them."""
+    if len(data) < _LENGTH.size:
+        raise StorageError(f"[{where}] wanted tensors, which begin with 8 bytes of length; got {len(data)} bytes.")
+    (length,) = _LENGTH.unpack_from(data)
+    room = min(size - _LENGTH.size, _MOST_HEADER_BYTES)
+    if length > room:
+        raise StorageError(f"[{where}] wanted a header of at most {room} bytes; got one of {length}. Is it damaged?")
+    return _LENGTH.size + int(length)
+
+
+def decode_header(data: Buffer, size: int, where: str) -> tuple[dict[str, "Entry"], dict[str, str]]:
+    """What the header of a file of that size says of its tensors, checked, and the metadata. For who reads parts of
+    them. REQUIRES: `data` is the first `header_bytes` of the file."""
+    header, begin = _header(memoryview(data).cast("B"), where)
+    return _entries(header, begin, size, where)
+
+
+def _entries(header: dict[str, Any], begin: int, size: int, where: str) -> tuple[dict[str, "Entry"], dict[str, str]]:
+    metadata = _read_metadata(header.pop(METADATA, {}), where)
+    entries = {name: Entry(entry, begin, f"{where}, tensor {excerpt(name)}") for name, entry in header.items()}
+    _require_partition(entries, size - begin, where)
+    return entries, metadata
+
+
+class Entry:
+    """What the header says of a tensor, checked in itself. `first`: where in the file its data begins."""
 
     def __init__(self, given: Any, data_begin: int, where: str) -> None:
         if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
@@ -116,20 +155,20 @@ class _Entry:
             raise StorageError(f"[{where}] data_offsets: wanted a begin and an end; got {excerpt(offsets)}.")
         self.dtype, self.shape = _DTYPES[dtype], shape
         self.begin, self.end = offsets
-        self._first = data_begin + self.begin
+        self.first = data_begin + self.begin
         self._where = where
         size = _elements(shape, where) * self.dtype.itemsize
         if size != self.end - self.begin:
             raise StorageError(
                 f"[{where}] wanted {size} bytes for {dtype} {shape}; got {self.end - self.begin}. Is it damaged?"
             )
-        if self._first % self.dtype.itemsize:
+        if self.first % self.dtype.itemsize:
             raise StorageError(
-                f"[{where}] wanted {dtype} at a multiple of {self.dtype.itemsize} bytes; got byte {self._first}."
+                f"[{where}] wanted {dtype} at a multiple of {self.dtype.itemsize} bytes; got byte {self.first}."
             )
 
     def tensor(self, flat: Tensor) -> Tensor:
-        data = flat[self._first : self._first + self.end - self.begin]
+        data = flat[self.first : self.first + self.end - self.begin]
         # Any other byte in a bool is neither true nor false.
         if self.dtype is torch.bool and data.numel() and int(data.max()) > 1:
             raise StorageError(f"[{self._where}] wanted bools of 0 and 1; got {int(data.max())}. Is it damaged?")
@@ -138,20 +177,14 @@ class _Entry:
 
 def _header(view: memoryview, where: str) -> tuple[dict[str, Any], int]:
     """The header, and where the data begins."""
-    if len(view) < _LENGTH.size:
-        raise StorageError(f"[{where}] wanted tensors, which begin with 8 bytes of length; got {len(view)} bytes.")
-    (length,) = _LENGTH.unpack_from(view)
-    room = min(len(view) - _LENGTH.size, _MOST_HEADER_BYTES)
-    if length > room:
-        raise StorageError(f"[{where}] wanted a header of at most {room} bytes; got one of {length}. Is it damaged?")
-    begin = _LENGTH.size + length
+    begin = header_bytes(view, len(view), where)
     if bytes(view[_LENGTH.size : begin][:1]) != b"{":
         raise StorageError(f"[{where}] wanted a header that is a JSON object; got something else. Is it damaged?")
     header: dict[str, Any] = strict_json.parse(view[_LENGTH.size : begin], where)
     return header, begin
 
 
-def _require_partition(entries: Mapping[str, _Entry], size: int, where: str) -> None:
+def _require_partition(entries: Mapping[str, Entry], size: int, where: str) -> None:
     at = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != at:
@@ -197,13 +230,10 @@ def _checked_name(name: str, where: str) -> str:
     return name
 
 
-def _dtype_name(name: str, tensor: Tensor, where: str) -> str:
-    found = _NAMES.get(tensor.dtype)
-    if found is None or tensor.layout != torch.strided or tensor.device.type == "meta":
-        raise InputError(
-            f"[{where}] {name!r}: wanted a dense tensor of {', '.join(str(dtype) for dtype in _NAMES)}; got "
-            f"{tensor.dtype}, {tensor.layout}, on {tensor.device}."
-        )
+def _dtype_name(name: str, dtype: torch.dtype, where: str) -> str:
+    found = _NAMES.get(dtype)
+    if found is None:
+        raise InputError(f"[{where}] {name!r}: wanted one of {', '.join(map(str, _NAMES))}; got {dtype}.")
     return found
 
 
