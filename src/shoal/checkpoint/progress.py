@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(what: str, rows: int, shown: bool | None) -> Iterator[Callable[[int], None]]:
-    """Gives what hears of rows that are done. `shown`: None is where standard error is a terminal."""
+def progress_bar(what: str, rows: int | None, shown: bool | None) -> Iterator[Callable[[int], None]]:
+    """Gives what hears of rows that are done. rows: None where nobody knows. shown: None is where standard error is a
+    terminal."""
     if not (sys.stderr.isatty() if shown is None else shown):
         yield lambda _rows: None
         return

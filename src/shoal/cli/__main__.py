@@ -1,0 +1,5 @@
+"""`python -m shoal.cli` is `shoal`."""
+
+from shoal.cli import main
+
+main()

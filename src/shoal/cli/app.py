@@ -1,0 +1,165 @@
+"""The commands. Each says what it takes, calls what does it, and prints what came."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from shoal.cli.printing import print_report, print_summary, report_json, summary_json
+from shoal.errors import ShoalError
+
+
+class Commands(TyperGroup):
+    """Commands whose ShoalErrors are printed as they are: the text says where, what and what to do."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one."""
+        try:
+            return super().invoke(ctx)
+        except ShoalError as error:
+            console = Console(stderr=True, soft_wrap=True, highlight=False)
+            console.print(Text("\n".join([str(error), *getattr(error, "__notes__", [])]), style="red"))
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Commands, help="Look at, check, compact, export and import tables that Shoal saved.",
+    no_args_is_help=True, pretty_exceptions_enable=False,
+)  # fmt: skip
+
+LogPath = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A log, or a checkpoint of shoal.save.", show_default=False)
+]
+TableName = Annotated[str, typer.Option("--table", help="The table's name.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def _start() -> None:
+    """Look at, check, compact, export and import tables that Shoal saved."""
+
+
+@app.command()
+def export(
+    path: LogPath,
+    table: TableName,
+    to: Annotated[Path, typer.Option(help="The file: x.parquet or x.safetensors.", show_default=False)],
+    min_score: Annotated[float | None, typer.Option(help="Only rows with this score or a higher one.")] = None,
+    since: Annotated[int | None, typer.Option(metavar="VERSION", help="Changes behind this version, not rows.")] = None,
+    version: Annotated[int | None, typer.Option(help="Of this version, not of the newest.")] = None,
+) -> None:
+    """Write a table's rows, or its changes behind a version, to a Parquet or safetensors file."""
+    if min_score is not None and since is not None:
+        raise typer.BadParameter("give --min-score or --since, not both: a delete has no score.")
+    if _format(to, "--to") == ".parquet":
+        from shoal.interop.parquet import export_parquet
+
+        rows = export_parquet(path, to, table=table, version=version, min_score=min_score, since=since)
+    else:
+        from shoal.interop.safetensors import export_safetensors
+
+        if since is not None:
+            raise typer.BadParameter("changes are exported to Parquet: a safetensors file has no place for deletes.")
+        rows = export_safetensors(path, to, table=table, version=version, min_score=min_score)
+    what = "rows" if since is None else "changes"
+    _say(f"{to}: {rows:,} {what} of table {table!r}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="x.parquet or x.safetensors.", show_default=False)],
+    table: TableName,
+    to: Annotated[Path, typer.Option(help="The log to commit to; made if it is not there.", show_default=False)],
+    dim: Annotated[int | None, typer.Option(help="Weights a row; by default as the file has them.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; by default as exported.")] = None,
+    buckets: Annotated[int | None, typer.Option(help="As Table(buckets=); by default as exported, or 4096.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the collection; by default as exported, or 0.")] = None,
+) -> None:
+    """Commit the rows of a Parquet or safetensors file to a log, as a table that shoal.load reads."""
+    if _format(file, "FILE") == ".parquet":
+        from shoal.interop.parquet import parquet_to_log as commit
+    else:
+        from shoal.interop.safetensors import safetensors_to_log as commit
+    version = commit(file, to, table=table, dim=dim, dtype=dtype, buckets=buckets, seed=seed)
+    _say(f"{to}: version {version} has table {table!r} from {file}")
+
+
+@app.command()
+def inspect(
+    path: LogPath,
+    commits: Annotated[int, typer.Option(min=0, help="How many of the last commits to show.")] = 10,
+    scores: Annotated[bool, typer.Option(help="Read all rows for histograms of their scores.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Tables, snapshots, segments, the last commits, and histograms of scores."""
+    from shoal.checkpoint.progress import progress_bar
+    from shoal.checkpoint.ranks import parts_of
+    from shoal.log.files import Files
+    from shoal.log.summary import summarize
+
+    found = {}
+    for part in parts_of(path):
+        with progress_bar("reading", None, None) as bar:
+            found[part] = summarize(Files(str(part)), commits, scores, bar)
+    if as_json:
+        _say(json.dumps({"logs": [{"path": str(part), **summary_json(one)} for part, one in found.items()]}, indent=1))
+        return
+    for part, one in found.items():
+        print_summary(Console(), part, one)
+
+
+@app.command()
+def verify(path: LogPath, as_json: AsJson = False) -> None:
+    """Read every byte and compare it with its checksum. Exits with 1 where something is wrong."""
+    from shoal.checkpoint.progress import progress_bar
+    from shoal.checkpoint.ranks import parts_of
+    from shoal.log.files import Files
+    from shoal.log.verify import verify as verify_log
+
+    found = {}
+    for part in parts_of(path):
+        with progress_bar("verifying", None, None) as bar:
+            found[part] = verify_log(Files(str(part)), bar)
+    if as_json:
+        _say(json.dumps({"logs": [{"path": str(part), **report_json(one)} for part, one in found.items()]}, indent=1))
+    else:
+        for part, one in found.items():
+            print_report(Console(), part, one)
+    if not all(one.is_sound for one in found.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def compact(
+    path: LogPath,
+    retain: Annotated[int, typer.Option(min=1, help="How many snapshots to keep.")] = 2,
+) -> None:
+    """Make a snapshot of the newest version, and let go what is older. The log may be written meanwhile."""
+    from shoal.checkpoint.progress import progress_bar
+    from shoal.checkpoint.ranks import parts_of
+    from shoal.log.compact import compact as compact_log
+    from shoal.log.files import Files
+
+    for part in parts_of(path):
+        with progress_bar("compacting", None, None) as bar:
+            version = compact_log(Files(str(part)), retain, bar)
+        if version is None:
+            _say(f"{part}: there is nothing to compact, or another process is at it")
+        else:
+            _say(f"{part}: snapshot of version {version}")
+
+
+def _format(path: Path, option: str) -> str:
+    if path.suffix not in (".parquet", ".safetensors"):
+        raise typer.BadParameter(f"{option}: wanted a name that ends in .parquet or .safetensors; got {str(path)!r}.")
+    return path.suffix
+
+
+def _say(text: str) -> None:
+    # Not rich's: it would take a path for markup, and wrap JSON.
+    sys.stdout.write(f"{text}\n")
