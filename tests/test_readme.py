@@ -2,15 +2,18 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import shoal
 from benchmarks import readme
 from benchmarks.measure import OURS
 from benchmarks.record import Row, read
+from shoal.cli.app import app
 from shoal.config import Optimizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,14 +46,32 @@ def test_the_example_is_the_quickstart():
     assert example() == code.lstrip("\n")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/formats.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/formats.md", "docs/log.md"]
+)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
         if not link.startswith(("http://", "https://")):
             assert ((ROOT / page).parent / link).exists(), f"{page}: {link}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/formats.md"])
+def test_the_examples_of_the_log_run_as_pasted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran: dict[str, object] = {"__name__": "__main__"}
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "log.md").read_text(), re.DOTALL)
+    assert {language for language, _ in blocks} == {"python", "sh"}
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, "docs/log.md", "exec"), ran)
+            continue
+        for line in block.splitlines():
+            command, *arguments = shlex.split(line)
+            assert command == "shoal"
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 0, (line, result.output)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/formats.md", "docs/log.md"])
 def test_paths_exist(page):
     for path in re.findall(
         r"`((?:src|csrc|tests|docs|scripts|examples|benchmarks|shoal)/[\w./]+)`", (ROOT / page).read_text()
