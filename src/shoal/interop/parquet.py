@@ -237,6 +237,7 @@ class _ParquetRows:
             return pq.ParquetFile(
                 pa.PythonFile(self._source, mode="r"),
                 buffer_size=_READ_BYTES,
+                pre_buffer=False,  # it would hold all of the file
                 thrift_string_size_limit=limit,
                 thrift_container_size_limit=limit,
                 page_checksum_verification=True,
