@@ -119,6 +119,7 @@ class _Plan:
             layout, target = self._version.layouts[name], table.layout
             first, end = self._rank.buckets(layout.buckets)
             filter_by = None if self._rank.ranks == 1 else (first, end)
+            table.table.expect(self.commits[name].rows // self._rank.ranks)
             for change in self._version.steps(name, first, end):
                 apply(table, change, layout, target, self._state, filter_by)
                 progress(len(change.keys))

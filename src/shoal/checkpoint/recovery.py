@@ -42,6 +42,7 @@ def recover(
     rows = sum(version.commit.tables[name].rows for name in known)
     with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
         for name, table in known.items():
+            table.table.expect(version.commit.tables[name].rows)
             for change in version.steps(name):
                 apply(table, change, table.layout, table.layout, True, None)
                 bar(len(change.keys))

@@ -253,6 +253,9 @@ class DeviceTable:
         for some in order.split(rows_each):
             yield self.rows(keys[some])[0]
 
+    def expect(self, rows: int) -> None:
+        """Nothing: room is made for each piece."""
+
     def put(self, rows: Rows) -> None:
         """Have whole rows of distinct keys, in place of those that they had."""
         device, storage = self._rows.device, self._rows.storage

@@ -198,6 +198,9 @@ class GroupTable(Protocol):
     def by_bucket(self, rows_each: int) -> Iterator[Rows]:
         """All rows, in the order of their keys' buckets, in pieces on the host."""
 
+    def expect(self, rows: int) -> None:
+        """Make room for so many rows that will come, where that saves work."""
+
     def put(self, rows: Rows) -> None:
         """Have whole rows of distinct keys, in place of those that they had."""
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shoal import _native, optim
-from shoal.config import Dram, Table, format_size
-from shoal.errors import CapacityError
+from shoal.config import Dram, Table, format_size, get_num_threads
+from shoal.errors import CapacityError, OutOfMemoryError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.ops.birth import birth, native_init
@@ -674,6 +674,12 @@ class HostTable:
         _native.order_by_bucket(keys, self.config.buckets, order)
         for some in order.split(rows_each):
             yield self.rows(keys[some])[0]
+
+    def expect(self, rows: int) -> None:
+        """Make room in the index for so many rows that will come, where memory has it."""
+        if self.below is None and self._fits(rows):
+            with alone_in(self.indexes), suppress(OutOfMemoryError):
+                _native.reserve([self.index.native], [rows], get_num_threads())
 
     def put(self, rows: Rows) -> None:
         """Have whole rows of distinct keys, in place of those that they had."""
