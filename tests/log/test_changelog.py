@@ -1,6 +1,7 @@
 """Commits, and what can be had again of them."""
 
 import errno
+import threading
 from dataclasses import replace
 
 import pytest
@@ -305,3 +306,41 @@ def test_a_table_of_another_layout(tmp_path):
             log.commit(other)
         with pytest.raises(CheckpointError, match="dim"):
             shoal.recover(tmp_path / "log", other)
+
+
+@pytest.mark.threads
+def test_lookups_and_several_logs_beside_training(tmp_path):
+    """Whoever looks up stamps rows, whose flags a commit clears: no change may be lost between the two."""
+    bags = made("ssd", tmp_path / "one")
+    bags.train()
+    train(bags, range(4))
+    stop, failed = threading.Event(), []
+
+    def beside(work):
+        try:
+            while not stop.is_set():
+                work()
+        except BaseException as error:
+            failed.append(error)
+
+    with shoal.ChangeLog(tmp_path / "x", fsync="never") as x, shoal.ChangeLog(tmp_path / "y", fsync="never") as y:
+        others = [
+            threading.Thread(target=beside, args=(work,))
+            for work in (
+                lambda: bags.table("a").lookup(list(range(50))),
+                lambda: x.commit(bags),
+                lambda: y.commit(bags),
+            )
+        ]
+        for other in others:
+            other.start()
+        train(bags, range(10, 40), keys=400)
+        stop.set()
+        for other in others:
+            other.join()
+        assert not failed, failed
+        x.commit(bags)
+        y.commit(bags)
+    for name in "xy":
+        again, _ = recovered(tmp_path / name)
+        assert_rows(again, rows_of(bags))

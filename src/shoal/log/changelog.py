@@ -246,7 +246,8 @@ class ChangeLog:
             version = self.version + 1
             writer = self._begin_commit([table.layout for table in tables.values()])
             try:
-                with tables.still():
+                # Alone: a seal clears flags that lookups stamp, and other logs may seal the same tables.
+                with tables.alone():
                     said = {name: self._append(table, version) for name, table in tables.items()}
                     told = replace(told, rng=random_states())
                 written = write_dense(self._files, version, self._where, dense, optimizer)
