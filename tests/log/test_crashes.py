@@ -32,7 +32,7 @@ def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_writers_whose_power_fails_lose_nothing_that_was_on_the_disk(tmp_path):
-    crash(tmp_path, "power", 30, seed=1)
+    crash(tmp_path, "power", 12, seed=1)
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def reopen(log, path):
         assert_rows(again, rows_of(bags))
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_noticed(log, tmp_path, data):
     path = tmp_path / "copy"
