@@ -368,6 +368,7 @@ def test_slots_that_a_lease_holds_count_against_the_budget():
     assert len(bags.table("a")) == many and rows.storage.bytes + rows.index.bytes(0) == used
 
 
+@pytest.mark.slow
 def test_keys_erased_under_a_lease_leave_room_for_others():
     bags = on_device(in_hbm(sgd(), "156KiB"))
     rows = bags._group._rows
@@ -394,6 +395,7 @@ def test_a_load_has_the_room_of_what_it_replaces():
     del out
 
 
+@pytest.mark.slow
 def test_refused_memory_loses_no_other(monkeypatch):
     bags = on_device(sgd())
     storage, cat = bags._group._rows.storage, torch.cat
@@ -420,6 +422,7 @@ def test_refused_memory_loses_no_other(monkeypatch):
     assert len(bags.table("a")) == 2900 and storage.bytes == grown
 
 
+@pytest.mark.slow
 def test_many_tables_grow_in_as_many_launches_as_one(monkeypatch):
     tables = [Table(f"t{number}", 2, optimizer=shoal.SGD()) for number in range(30)]
     bags = on_device(*tables)
@@ -461,6 +464,7 @@ def test_nobody_waits_for_the_device_in_a_table_that_is_full_or_has_room(size):
     assert [step for step in waited if step > 4] == []  # what comes first may wait
 
 
+@pytest.mark.slow
 def test_batches_that_are_alike_still_find_room():
     bags = on_device(sgd(), Table("b", 4, optimizer=shoal.SGD(lr=1.0)))
     for step in range(12):
@@ -470,6 +474,7 @@ def test_batches_that_are_alike_still_find_room():
     assert len(bags.table("a")) == len(bags.table("b")) == 12 * 60
 
 
+@pytest.mark.slow
 def test_where_memory_ends_batches_that_still_fit_are_trained(monkeypatch):
     bags = on_device(sgd())
     bags(kjt({"a": [[key] for key in range(100)]}).to(DEVICE)).values().sum().backward()

@@ -248,6 +248,7 @@ def test_assign_erase_and_training_between_each_other(form):
     pair.check()
 
 
+@pytest.mark.slow
 @ON_ONE_FORM
 def test_many_more_rows_than_memory_holds_are_assigned_loaded_and_copied(form):
     pair, other = (Below(form, adam(), size="3KiB") for _ in range(2))
