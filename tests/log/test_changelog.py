@@ -12,8 +12,10 @@ from logged import assert_rows, made, rows_of, train
 import shoal
 from shoal import _native
 from shoal.errors import CheckpointError, InputError, StorageError
+from shoal.log.compact import compact
 from shoal.log.files import Files
 from shoal.log.reader import LogReader
+from shoal.log.snapshot import SnapshotWriter
 from shoal.log.tables import LoggedTables
 
 
@@ -344,3 +346,57 @@ def test_lookups_and_several_logs_beside_training(tmp_path):
     for name in "xy":
         again, _ = recovered(tmp_path / name)
         assert_rows(again, rows_of(bags))
+
+
+def test_a_snapshot_that_is_made_while_a_writer_opens_stays(tmp_path, monkeypatch):
+    bags = made()
+    train(bags, range(3))
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+    files, original = Files(str(tmp_path / "log")), shoal.ChangeLog._remove_strangers
+
+    def beside_a_compaction(self):
+        assert compact(files, retain=1) == 1
+        original(self)
+
+    monkeypatch.setattr(shoal.ChangeLog, "_remove_strangers", beside_a_compaction)
+    shoal.ChangeLog(tmp_path / "log").close()
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
+def test_a_log_that_is_rewritten_while_it_is_compacted(tmp_path, monkeypatch):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        train(bags, range(3))
+        log.commit(bags)
+        original = SnapshotWriter.finish
+
+        def beside_a_save(self, commit):
+            monkeypatch.setattr(SnapshotWriter, "finish", original)
+            entry = original(self, commit)
+            train(bags, [5])
+            log.rewrite(bags)
+            return entry
+
+        monkeypatch.setattr(SnapshotWriter, "finish", beside_a_save)
+        assert log.compact() is None
+        train(bags, [6])
+        log.commit(bags)
+        assert log.verify().is_sound
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
+def test_dense_weights_that_do_not_fit_change_no_table(tmp_path):
+    bags = made()
+    train(bags, range(3))
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags, dense=torch.nn.Linear(3, 2))
+    other = made()
+    train(other, range(5, 7))
+    before = rows_of(other)
+    for read in (shoal.recover, shoal.load):
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            read(tmp_path / "log", other, dense=torch.nn.Linear(4, 2))
+        assert_rows(other, before)

@@ -49,6 +49,7 @@ def load(
     plans = [_Plan(where, one, wanted, state, cast, Rank(rank, ranks)) for one in versions]
     commit = versions[0].commit
     states = versions[0].dense() if dense is not None or optimizer is not None else {}
+    restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
     rows = sum(one.rows for plan in plans for one in plan.commits.values())
     with progress_bar("loading", rows, progress) as bar, emptied(held, wanted):
         for plan in plans:
@@ -56,7 +57,6 @@ def load(
         for name, table in wanted.items():
             memory = commit.tables[name]
             table.remember(replace(memory, step=max(plan.commits[name].step for plan in plans)))
-    restore_dense(where, states, dense, optimizer)
     return commit
 
 

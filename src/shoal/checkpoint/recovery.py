@@ -38,6 +38,7 @@ def recover(
                 f"shoal.load, which converts."
             )
     states = version.dense() if dense is not None or optimizer is not None else {}
+    restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
     known = {name: table for name, table in tables.items() if name in version.layouts}
     rows = sum(version.commit.tables[name].rows for name in known)
     with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
@@ -48,6 +49,5 @@ def recover(
                 bar(len(change.keys))
             table.remember(version.commit.tables[name])
             table.equals(version.manifest.identity, version.commit.version)
-    restore_dense(where, states, dense, optimizer)
     set_random_states(where, version.commit.rng)
     return version.commit

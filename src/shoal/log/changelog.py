@@ -132,7 +132,8 @@ class ChangeLog:
                 remove_file(files.segments / name)
         with compacting(files) as alone:
             if alone:
-                snapshots = {files.snapshot(one.version).name for one in manifest.snapshots}
+                # As it is now: another process may have made one since this log was opened.
+                snapshots = {files.snapshot(one.version).name for one in read_manifest(files).snapshots}
                 for name in names_in(files.snapshots):
                     if name not in snapshots:
                         remove_folder(files.snapshots / name)

@@ -34,7 +34,8 @@ def compacting(files: Files) -> Iterator[bool]:
 
 def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lambda _rows: None) -> int | None:
     """Make a snapshot of the newest version, and let go what `retain` snapshots do not need. Returns its version; None
-    where there is one already, nothing was committed, or another process is at it. `progress` hears of rows."""
+    where there is one already, nothing was committed, another process is at it, or the log was rewritten meanwhile.
+    `progress` hears of rows."""
     with compacting(files) as alone:
         if not alone:
             return None
@@ -57,6 +58,9 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
             raise
         with changing_manifest(files) as write:
             now = read_manifest(files)
+            if now.snapshots and now.snapshots[-1].version >= entry.version:  # the log was rewritten meanwhile
+                remove_folder(files.snapshot(entry.version))
+                return None
             # What a version is made from: the beginning, while it is there, and the snapshots.
             bases = [0] * (now.segments[0] == 1) + [one.version for one in (*now.snapshots, entry)]
             after = bases[-retain:][0]

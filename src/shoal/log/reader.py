@@ -251,13 +251,8 @@ class Winners:
     def __init__(self, table: str, commits: list[CommittedChanges]) -> None:
         self._table = table
         self._commits = commits
-        keys, puts = [], []
-        for one in commits:
-            for change in one.changes(table):
-                keys.append(change.keys.clone())
-                puts.append(change.puts is not None)
+        keys = [change.keys.clone() for one in commits for change in one.changes(table)]
         self._sizes = [len(some) for some in keys]
-        self._is_put = puts
         everything = torch.cat(keys) if keys else torch.empty(0, dtype=torch.int64, device="cpu")
         # The last position of each key, by a stable sort.
         order = torch.sort(everything, stable=True)

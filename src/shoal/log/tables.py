@@ -85,7 +85,8 @@ class LoggedTables(Mapping[str, LoggedTable]):
                 self._tables[name] = LoggedTable(*handle.place)
         if not self._tables:
             raise InputError(f"[{where}] wanted a collection, or a list of them; got an empty list.")
-        self.groups: list[Group] = list({id(one.group): one.group for one in self._tables.values()}.values())
+        # In one order for all who lock several.
+        self.groups: list[Group] = sorted({one.group for one in self._tables.values()}, key=lambda group: group.name)
 
     def __getitem__(self, name: str) -> LoggedTable:
         return self._tables[name]
