@@ -400,3 +400,15 @@ def test_dense_weights_that_do_not_fit_change_no_table(tmp_path):
         with pytest.raises(RuntimeError, match="size mismatch"):
             read(tmp_path / "log", other, dense=torch.nn.Linear(4, 2))
         assert_rows(other, before)
+
+
+def test_logs_that_are_left_behind_are_forgotten(tmp_path):
+    bags = made()
+    train(bags, [1])
+    for number in range(12):
+        with shoal.ChangeLog(tmp_path / f"{number}", fsync="never") as log:
+            log.commit(bags)
+    for number, replaces in ((11, False), (0, True)):
+        with shoal.ChangeLog(tmp_path / f"{number}", fsync="never") as log:
+            log.commit(bags)
+            assert log.newest.tables["a"].replaces is replaces

@@ -11,6 +11,8 @@ from shoal import _native
 # What a reader has not looked at is made distinct when it has grown by so much.
 _GROWTH = 2
 _LEAST_KEYS = 1 << 16
+# Logs that a table remembers: each keeps the keys that it has not seen. To another one a commit holds all rows again.
+_MOST_LOGS = 8
 
 
 class Cursor:
@@ -96,7 +98,10 @@ class Changes:
         """Be read for a log whose newest version that is. Call it before the seal that it is to hear of."""
         base = self._bases.get(log)
         if base is None or base.version != version:
+            self._bases.pop(log, None)
             self._bases[log] = _Base(version, self.open())
+            for oldest in list(self._bases)[:-_MOST_LOGS]:
+                del self._bases[oldest]
 
     def look(self, log: str) -> Tensor | None:
         """What changed since the table equalled the log's version; None if it did not, or all rows may have."""

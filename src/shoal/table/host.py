@@ -15,7 +15,7 @@ from shoal.errors import CapacityError, OutOfMemoryError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.ops.birth import birth, native_init
-from shoal.records import Rows
+from shoal.records import Rows, join
 from shoal.storage import DramStorage
 from shoal.table.arrivals import Arrivals, alone_in, arriving
 from shoal.table.below import Below, Staged
@@ -643,26 +643,18 @@ class HostTable:
         found = slots != NO_SLOT
         if bool(found.all()):
             return Rows(keys, *self.storage.export(slots)), found
-        has, (absent_at, packed) = found.clone(), self._absent(keys, slots) or (None, None)
-        if absent_at is None or packed is None:
-            return Rows(keys[found], *self.storage.export(slots[found])), found
-        has[absent_at] = True
-        weights, state, scores = self.storage.export(slots[found])
-        out = Rows(
-            keys[has],
-            torch.empty(int(has.sum()), self.config.dim, dtype=weights.dtype, device="cpu"),
-            {name: torch.empty(int(has.sum()), *column.shape[1:], device="cpu") for name, column in state.items()},
-            torch.empty(int(has.sum()), dtype=torch.float64, device="cpu"),
-        )
-        assert out.scores is not None
-        in_memory = found[has]
-        fetched = self.storage.packed
-        out.weights[in_memory], out.weights[~in_memory] = weights, fetched.weights(packed).to(weights.dtype)
-        out.scores[in_memory], out.scores[~in_memory] = scores, fetched.scores(packed)
-        for column in self.config.columns:
-            out.state[column.name][in_memory] = state[column.name]
-            out.state[column.name][~in_memory] = fetched.state(column, packed)
-        return out, has
+        here = Rows(keys[found], *self.storage.export(slots[found]))
+        absent = self._absent(keys, slots)
+        if absent is None:
+            return here, found
+        at, packed = absent
+        layout = self.storage.packed
+        state = {column.name: layout.state(column, packed) for column in self.config.columns}
+        below = Rows(keys[at], layout.weights(packed).to(here.weights.dtype), state, layout.scores(packed))
+        # In the order in which they were asked for.
+        order = torch.cat([torch.nonzero(found)[:, 0], at]).argsort()
+        found[at] = True
+        return join([here, below]).some(order), found
 
     def by_bucket(self, rows_each: int) -> Iterator[Rows]:
         """All rows, in the order of their keys' buckets, in pieces."""
