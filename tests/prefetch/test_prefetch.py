@@ -591,7 +591,7 @@ def test_a_storage_is_not_asked_for_nothing():
 
 
 def test_rows_that_are_read_ahead_and_have_no_place_are_bounded():
-    most, batch_bytes = 0, 100 * 104
+    most = 0
 
     class Watched(MemoryStorage):
         def read(self, keys):
@@ -602,6 +602,7 @@ def test_rows_that_are_read_ahead_and_have_no_place_are_bounded():
     plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), Watched])
     some = [kjt({"t": [range(100 * (n % 9), 100 * (n % 9) + 100)]}) for n in range(36)]
     table = ahead._group.tables[0]
+    batch_bytes = 100 * table.below.row_bytes
     assert 4 * batch_bytes > table.budget
     wanted = train(plain, some)
     got = train(ahead, shoal.prefetch(some, ahead, depth=8), lambda _step: time.sleep(0.01))
