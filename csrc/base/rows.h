@@ -5,7 +5,7 @@
 //   tail  = state floats, score (float64), flags and stamp (uint32)
 //
 // Weights lie apart from the rest because a lookup reads nothing else; score and flags lie with the state because an
-// update touches its line anyway.
+// update touches its line anyway. Keys lie elsewhere, if they are kept at all: only who learns of changes by slot asks.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,8 @@ struct Rows {
   int32_t state_floats = 0;
   int64_t weight_bytes = 0;
   int64_t tail_bytes = 0;
-  int64_t tails_at = 0;  // where the tails begin in a slab
+  int64_t tails_at = 0;            // where the tails begin in a slab
+  int64_t* const* keys = nullptr;  // the key of every row, by slab; null if they are not kept
 
   SHOAL_INLINE char* weights(uint32_t slot) const {
     return slabs[slot >> slot_bits] + static_cast<int64_t>(slot & ((1u << slot_bits) - 1)) * weight_bytes;
@@ -53,6 +54,8 @@ struct Rows {
   SHOAL_INLINE char* tail(uint32_t slot) const {
     return slabs[slot >> slot_bits] + tails_at + static_cast<int64_t>(slot & ((1u << slot_bits) - 1)) * tail_bytes;
   }
+  // REQUIRES: keys are kept.
+  SHOAL_INLINE int64_t& key(uint32_t slot) const { return keys[slot >> slot_bits][slot & ((1u << slot_bits) - 1)]; }
   SHOAL_INLINE float* state(char* tail) const { return reinterpret_cast<float*>(tail); }
   SHOAL_INLINE double score(const char* tail) const {
     double score;

@@ -82,17 +82,16 @@ void bind_kernels(nb::module_& m) {
       .value("first", Reduce::first)
       .value("last", Reduce::last);
 
-  nb::class_<ChangedKeys>(m, "ChangedKeys",
-                          "The keys whose rows changed since they were taken last, each at least once")
+  nb::class_<ChangedRows>(m, "ChangedRows", "The rows that changed since they were taken last, by key or by slot")
       .def(nb::init<>())
-      .def("__len__", &ChangedKeys::size)
-      .def_prop_ro("is_incomplete", &ChangedKeys::is_incomplete, "Whether there was no memory to list some")
-      .def_prop_ro("has_unlisted", &ChangedKeys::has_unlisted,
-                   "Whether some are known by the flags of their rows alone")
       .def(
-          "add", [](ChangedKeys& self, Vector<const int64_t> keys) { self.add(keys.data(), int64_t(keys.shape(0))); },
+          "add", [](ChangedRows& self, Vector<const int64_t> keys) { self.add(keys.data(), int64_t(keys.shape(0))); },
           nb::arg("keys"))
-      .def("take", [](ChangedKeys& self) { return to_tensor(self.take()); }, "All of them; none is listed afterwards");
+      .def("take_keys", [](ChangedRows& self) { return to_tensor(self.take_keys()); })
+      .def("take_slots", [](ChangedRows& self) {
+        std::vector<uint32_t> slots = self.take_slots();
+        return to_tensor(std::vector<int32_t>(slots.begin(), slots.end()));
+      });
   nb::class_<UpdateTable>(m, "UpdateTable", "One table's part of a backward pass")
       .def(
           "__init__",
@@ -130,8 +129,8 @@ void bind_kernels(nb::module_& m) {
           nb::arg("score"), nb::arg("clock"), nb::arg("step"), nb::arg("grad_scale"),
           "What the next backward has of its own")
       .def(
-          "track", [](UpdateTable& table, ChangedKeys* changed) { table.changed = changed; }, nb::arg("changed").none(),
-          nb::keep_alive<1, 2>(), "List the keys whose rows change there");
+          "track", [](UpdateTable& table, ChangedRows* changed) { table.changed = changed; }, nb::arg("changed").none(),
+          nb::keep_alive<1, 2>(), "List the rows that change there");
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",
@@ -270,6 +269,17 @@ void bind_kernels(nb::module_& m) {
           out.data()[i] = rows.flags(rows.tail(slots_of(slots)[i])) & kChanged;
       },
       nb::arg("rows"), nb::arg("slots"), nb::arg("out"), Released());
+  m.def(
+      "changed_keys",
+      [](const Rows& rows, Vector<int32_t> slots) {
+        std::vector<int64_t> keys;
+        {
+          nb::gil_scoped_release released;
+          keys = changed_keys(rows, slots_of(slots), int64_t(slots.shape(0)));
+        }
+        return to_tensor(std::move(keys));
+      },
+      nb::arg("rows"), nb::arg("slots"), "The keys of those rows that are flagged changed; keys must be kept");
   m.def(
       "clear_changed",
       [](const Rows& rows, Vector<int32_t> slots) {

@@ -217,6 +217,7 @@ static int64_t place(Index& index, DramStore& store, RwLock& indexes, Vector<con
       const int64_t bytes = packed_bytes(store.rows());
       for (size_t i = 0; i < slots.size(); ++i)
         unpack(store.rows(), &slots[i], 1, reinterpret_cast<const char*>(rows.data()) + from[i] * bytes, clock, 1);
+      store.name(slots.data(), keys.data(), came);
       const MissingKeys::Table& wanted = missing.tables().at(table);
       std::vector<uint32_t> now(static_cast<size_t>(wanted.count));
       for (int64_t i = 0; i < wanted.count; ++i) now[size_t(i)] = index.find(wanted.keys[i]);
@@ -282,7 +283,7 @@ void bind_lookup(nb::module_& m) {
           nb::arg("threads"), Released(), "Pool what waited for births")
       .def(
           "touch",
-          [](BoundBags& self, const Rows& rows, int64_t source, int64_t copy, double score, ChangedKeys* changed) {
+          [](BoundBags& self, const Rows& rows, int64_t source, int64_t copy, double score, ChangedRows* changed) {
             KeyRange keys = self.range(source, copy);
             touch(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, score, changed);
           },

@@ -125,6 +125,16 @@ void bind_store(nb::module_& m) {
       .def(
           "give", [](DramStore& store, Vector<int32_t> slots) { store.give(slots_of(slots), int64_t(slots.shape(0))); },
           nb::arg("slots"), Released())
+      .def(
+          "keep_keys", [](DramStore& store) { raise(store.keep_keys()); }, "Know whose each slot is from here on")
+      .def("forget_keys", &DramStore::forget_keys)
+      .def_prop_ro("keeps_keys", &DramStore::keeps_keys)
+      .def(
+          "name",
+          [](DramStore& store, Vector<int32_t> slots, Vector<const int64_t> keys) {
+            store.name(slots_of(slots), keys.data(), int64_t(keys.shape(0)));
+          },
+          nb::arg("slots"), nb::arg("keys"), Released(), "Say whose the slots are, if that is kept")
       .def_prop_ro("sparse", &DramStore::sparse)
       .def_prop_ro("compact_from", &DramStore::compact_from)
       .def(

@@ -1,45 +1,44 @@
-// The keys whose rows changed since they were taken last, each at least once. A row's flag kChanged says that its key is
-// listed already.
+// The rows that changed since they were taken last, each at least once: by key where it is known, else by slot. A row's
+// flag kChanged says that it is listed already.
 //
 // Thread safety: none of its own; the table's lock covers it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 namespace shoal {
 
-class ChangedKeys {
+class ChangedRows {
  public:
-  int64_t size() const { return static_cast<int64_t>(keys_.size()); }
-  // Whether keys are missing, as there was no memory to list them.
-  bool is_incomplete() const { return is_incomplete_; }
-  // Whether rows were flagged changed whose keys nobody knew: they are found by their flags.
-  bool has_unlisted() const { return has_unlisted_; }
-  void leave_unlisted() { has_unlisted_ = true; }
-
   // Throws std::bad_alloc, and then has none of them.
   void add(const int64_t* keys, int64_t n) { keys_.insert(keys_.end(), keys, keys + n); }
-  // The same where rows changed already, and nothing may fail: it is incomplete if there is no memory.
-  void add_late(const int64_t* keys, int64_t n) noexcept {
-    try {
-      add(keys, n);
-    } catch (...) {
-      is_incomplete_ = true;
-    }
-  }
 
-  // All of them; it is empty, and complete, afterwards.
-  std::vector<int64_t> take() {
-    is_incomplete_ = has_unlisted_ = false;
-    return std::exchange(keys_, {});
+  // Makes room for n slots more, for who may not fail once rows changed. Throws std::bad_alloc.
+  void expect(int64_t n) {
+    const size_t wanted = slots_.size() + static_cast<size_t>(n);
+    if (wanted > slots_.capacity()) slots_.reserve(std::max(wanted, 2 * slots_.size()));
+  }
+  // REQUIRES: so many are expected.
+  void add_slots(const uint32_t* slots, int64_t n) noexcept { slots_.insert(slots_.end(), slots, slots + n); }
+
+  std::vector<int64_t> take_keys() { return std::exchange(keys_, {}); }
+  // Throws std::bad_alloc, and then has them still.
+  std::vector<uint32_t> take_slots() {
+    std::vector<uint32_t> taken = slots_;
+    if (slots_.capacity() > kMostRoomKept) slots_ = {};
+    slots_.clear();
+    return taken;
   }
 
  private:
+  // Fresh memory costs a step more than listing does: what a usual seal finds room in is not given back.
+  static constexpr size_t kMostRoomKept = size_t{1} << 20;
+
   std::vector<int64_t> keys_;
-  bool is_incomplete_ = false;
-  bool has_unlisted_ = false;
+  std::vector<uint32_t> slots_;
 };
 
 }  // namespace shoal

@@ -11,6 +11,8 @@
 namespace shoal {
 
 static constexpr int64_t kRowsPerTask = 1024;
+// Slots ahead whose flags and keys are asked for.
+static constexpr int64_t kSlotsAhead = 16;
 
 template <typename Body>
 static void by_task(int64_t n, int threads, const Body& body) {
@@ -71,6 +73,20 @@ void set_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flag
 
 void clear_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags) {
   for (int64_t i = 0; i < n; ++i) rows.flags(rows.tail(slots[i])) &= ~flags;
+}
+
+std::vector<int64_t> changed_keys(const Rows& rows, const uint32_t* slots, int64_t n) {
+  std::vector<int64_t> keys;
+  keys.reserve(static_cast<size_t>(n));
+  auto is_there = [&](uint32_t slot) { return slot >> rows.slot_bits < rows.slab_count; };
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kSlotsAhead < n && is_there(slots[i + kSlotsAhead])) {
+      __builtin_prefetch(rows.tail(slots[i + kSlotsAhead]));
+      __builtin_prefetch(&rows.key(slots[i + kSlotsAhead]));
+    }
+    if (is_there(slots[i]) && rows.flags(rows.tail(slots[i])) & kChanged) keys.push_back(rows.key(slots[i]));
+  }
+  return keys;
 }
 
 int64_t packed_bytes(const Rows& rows) { return rows.weight_bytes + 4 * int64_t{rows.state_floats} + 8; }
@@ -151,13 +167,14 @@ void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock) {
   }
 }
 
-void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score, ChangedKeys* changed) {
+void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score, ChangedRows* changed) {
+  if (changed) changed->expect(n);
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] == kNoSlot) continue;
     char* tail = rows.tail(slots[i]);
     if (rows.score(tail) >= score || rows.flags(tail) & kErased) continue;
     rows.set_score(tail, score);
-    if (changed && !(rows.flags(tail) & kChanged)) changed->leave_unlisted();
+    if (changed && !(rows.flags(tail) & kChanged)) changed->add_slots(&slots[i], 1);
     rows.flags(tail) |= kChanged | kDirty;
   }
 }

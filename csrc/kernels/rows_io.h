@@ -36,6 +36,8 @@ void write_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t fro
 void read_scores(const Rows& rows, const uint32_t* slots, int64_t n, double* out);
 void write_scores(const Rows& rows, const uint32_t* slots, int64_t n, const double* in);
 void set_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags);
+// The keys of those that are flagged changed; slots may be gone meanwhile. REQUIRES: the rows' keys are kept.
+std::vector<int64_t> changed_keys(const Rows& rows, const uint32_t* slots, int64_t n);
 void clear_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags);
 
 // Whole rows as bytes, one behind the other: weights, state, score. What a row is below memory.
@@ -61,9 +63,9 @@ void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowCo
 
 // Stamps rows in use. Readers may do it beside each other.
 void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock);
-// Raises the scores of rows in use to `score`. `changed`, if it is not null, hears that there are rows that were not flagged
-// changed; whose they are is not known any more when this is called.
-void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score, ChangedKeys* changed);
+// Raises the scores of rows in use to `score`. `changed`, if it is not null, hears of rows that were not flagged changed.
+// Throws std::bad_alloc, and then nothing has changed.
+void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score, ChangedRows* changed);
 
 struct RowsKernel {
   void (*birth)(const Rows& rows, const Init& init, const float* state, const Birth& at, const int64_t* keys,

@@ -98,21 +98,19 @@ void a_touch_only_raises_scores_of_rows_that_are_there() {
   uint32_t erased = table.slots[3];
   set_flags(table.rows(), &erased, 1, kErased);
   uint32_t used[6] = {table.slots[0], kNoSlot, table.slots[1], table.slots[2], table.slots[3], table.slots[0]};
-  ChangedKeys changed;
+  ChangedRows changed;
   touch(table.rows(), used, 6, 6.0, &changed);
-  CHECK(changed.has_unlisted() && changed.size() == 0);
+  CHECK(changed.take_slots() == std::vector<uint32_t>{table.slots[0]});
   double out[5];
   read_scores(table.rows(), table.slots.data(), 5, out);
   CHECK(out[0] == 6.0 && out[1] == 6.0 && out[2] == 7.0 && out[3] == 5.0 && out[4] == 5.0);
   // Only where the score changed did the row.
   CHECK(table.flags(table.slots[0]) == (kChanged | kDirty) && table.flags(table.slots[1]) == 0);
   CHECK(table.flags(table.slots[2]) == 0 && table.flags(table.slots[3]) == kErased && table.flags(table.slots[4]) == 0);
-  changed.take();
   touch(table.rows(), used, 6, 7.0, &changed);
-  CHECK(changed.has_unlisted());  // of the second
-  changed.take();
+  CHECK(changed.take_slots() == std::vector<uint32_t>{table.slots[1]});
   touch(table.rows(), used, 6, 7.0, &changed);
-  CHECK(!changed.has_unlisted());
+  CHECK(changed.take_slots().empty());
 }
 
 void rows_leave_and_come_in_columns() {

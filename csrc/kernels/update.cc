@@ -20,8 +20,6 @@ static constexpr int64_t kPartsPerThread = 4;  // so that an uneven one does not
 static constexpr int64_t kPairsPerChunk = 8192;
 static constexpr int64_t kMaxParts = 1024;
 static constexpr int64_t kLinePairs = 64 / sizeof(uint64_t);
-// Bags that are looked through for the key of a row, where a pair has only the bag.
-static constexpr int64_t kShortBag = 64;
 
 namespace {
 
@@ -47,21 +45,11 @@ int shift_for(const Rows& rows, int64_t parts) {
   return shift;
 }
 
-bool has_short_bags(const UpdateFeature& feature, const Bags& bags) {
-  const int64_t first = feature.source * bags.batch;
-  int64_t longest = 0;
-  for (int64_t bag = first; bag < first + bags.batch; ++bag)
-    longest = std::max(longest, bags.offset(bag + 1) - bags.offset(bag));
-  return longest <= kShortBag;
-}
-
 // A gradient's row follows from the pair alone if the table has one feature, whose gradients all reach their rows with the
-// same factor, and no rounding that wants the key; and the key, where somebody asks for those that changed.
+// same factor, and no rounding that wants the key.
 bool is_direct(const UpdateTable& table, const std::vector<GradientRow>& features, const Bags& bags) {
-  if (features.size() != 1 || bags.weights || features[0].feature->pooling == Pooling::mean ||
-      table.rows->dtype != Dtype::f32)
-    return false;
-  return !table.changed || features[0].feature->pooling == Pooling::none || has_short_bags(*features[0].feature, bags);
+  return features.size() == 1 && !bags.weights && features[0].feature->pooling != Pooling::mean &&
+         table.rows->dtype == Dtype::f32;
 }
 
 // Room for all pairs, and for what a thread needs to sort a part and to walk it: one buffer, as an allocation that fails
@@ -238,8 +226,10 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   for (size_t t = 0; t < tables.size(); ++t)
     for (int64_t p = 0; p < split[t].parts; ++p)
       table_of[static_cast<size_t>(split[t].first_part + p)] = static_cast<int64_t>(t);
-  std::vector<int64_t> changed(static_cast<size_t>(part_count), 0);  // keys, where the part's pairs were
-  auto changed_of = [&](size_t p) { return reinterpret_cast<int64_t*>(pairs + part_begin[p]); };
+  std::vector<int64_t> changed(static_cast<size_t>(part_count), 0);  // slots, where the part's pairs were
+  auto changed_of = [&](size_t p) { return reinterpret_cast<uint32_t*>(pairs + part_begin[p]); };
+  for (size_t t = 0; t < tables.size(); ++t)
+    if (tables[t].changed) tables[t].changed->expect(split[t].positions);
   const UpdateKernel& kernel = update_kernel();
   // From here on rows change: nothing may throw.
   pool.run(part_count, threads, [&](int64_t p, int seat) {
@@ -258,7 +248,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     changed[static_cast<size_t>(p)] = did.changed;
   });
   for (size_t p = 0; p < changed.size(); ++p)
-    if (changed[p]) tables[static_cast<size_t>(table_of[p])].changed->add_late(changed_of(p), changed[p]);
+    if (changed[p]) tables[static_cast<size_t>(table_of[p])].changed->add_slots(changed_of(p), changed[p]);
   return counts_of;
 }
 

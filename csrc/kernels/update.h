@@ -50,7 +50,7 @@ struct UpdateTable {
   uint32_t clock = 0;
   uint64_t step = 0;
   uint64_t rounding_stream = 0;
-  ChangedKeys* changed = nullptr;  // hears of keys whose rows were not flagged so; null if nobody asks
+  ChangedRows* changed = nullptr;  // hears of rows that were not flagged so; null if nobody asks
 };
 
 // The gradient of one feature's output, and where its rows lie.
@@ -95,9 +95,9 @@ struct UpdatePart {
   // Where a pair's lower half is the number of a row of the only feature's gradient. Else it is a position of the batch.
   bool direct;
   const uint32_t* bag_of;  // [copies, n]: the bag a position belongs to; not for direct parts
-  // The keys of rows that were not flagged changed; null if nobody asks. It may lie where the pairs do: fewer keys are
+  // The slots of rows that were not flagged changed; null if nobody asks. It may lie where the pairs do: fewer slots are
   // written than pairs were read.
-  int64_t* changed;
+  uint32_t* changed;
 };
 
 struct UpdateKernel {

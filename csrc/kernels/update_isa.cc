@@ -61,17 +61,6 @@ SHOAL_INLINE Gradient gradient_of(const UpdatePart& part, const Bags& bags, uint
   return {feature.grad + bag * feature.stride, scale};
 }
 
-// The key whose row a pair changes.
-SHOAL_INLINE int64_t key_of(const UpdatePart& part, const Bags& bags, uint32_t slot, uint32_t low) {
-  if (!part.direct) return bags.key(low);
-  const GradientRow& in = *part.features;
-  if (in.feature->pooling == Pooling::none) return bags.key(in.begin + low);
-  const uint32_t* slots = bags.slots_of(in.feature->copy);
-  int64_t at = bags.offset(in.feature->source * bags.batch + low);  // of its bag, which is short
-  while (slots[at] != slot) ++at;
-  return bags.key(at);
-}
-
 // The sorted pairs of a part, with what the next ones need on its way from memory. Dim: of float32 rows, where it is
 // known to the compiler; 0 for any row.
 template <int Dim>
@@ -209,6 +198,7 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
   float* sum = scratch;
   float* wide = scratch + dim;
   UpdateCounts counts;
+  uint32_t* changed = part.changed;
   Pairs<Dim> pairs(part, bags, sorted, n);
   for (int64_t begin = 0; begin < n;) {
     const int64_t at = begin;
@@ -250,10 +240,14 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
       store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream, bags.key(pairs.low(at)), table.step);
     if (rows.score(tail) < table.score) rows.set_score(tail, table.score);
     const uint32_t flags = rows.flags(tail);
-    if (part.changed && !(flags & kChanged)) part.changed[counts.changed++] = key_of(part, bags, slot, pairs.low(at));
+    if (changed) {  // without a branch on the flag: in a row of batches it is set for any part of the rows
+      *changed = slot;
+      changed += (flags & kChanged) == 0;
+    }
     rows.flags(tail) = stamped(flags | kChanged | kDirty, table.clock);
     ++counts.rows;
   }
+  counts.changed = changed - part.changed;
   return counts;
 }
 

@@ -34,7 +34,7 @@ void check_sgd(const UpdateTable& settings, int32_t dim, bool weighted, const st
               std::vector<const Table*>(poolings.size(), &table));
   UpdateTable update_table = settings;
   update_table.rows = &table.rows();
-  ChangedKeys changed;
+  ChangedRows changed;
   update_table.changed = &changed;
   std::vector<UpdateFeature> features;
   Naive naive;
@@ -63,34 +63,16 @@ void check_sgd(const UpdateTable& settings, int32_t dim, bool weighted, const st
     CHECK(table.flags(static_cast<int64_t>(row)) == (touched ? kChanged | kDirty : 0u), row);
     CHECK(table.rows().score(table.rows().tail(slot)) == (touched ? 3.0 : 0.0), row);
   }
-  // Each key is heard of once, until its flag is cleared.
-  std::vector<int64_t> heard = changed.take(), touched;
-  for (size_t row = 0; row < table.slots.size(); ++row)
-    if (naive.gradient.count(table.slots[row])) touched.push_back(static_cast<int64_t>(row));
+  // Each row is heard of once, until its flag is cleared.
+  std::vector<uint32_t> heard = changed.take_slots(), touched;
+  for (const auto& [slot, gradient] : naive.gradient) touched.push_back(slot);
   std::sort(heard.begin(), heard.end());
   CHECK(heard == touched && counts[0].changed == counts[0].rows, heard.size(), touched.size());
   update({update_table}, features, batch.bags(weighted), 2);
-  CHECK(changed.size() == 0, changed.size());
-  clear_flags(table.rows(), &table.slots[static_cast<size_t>(touched.back())], 1, kChanged);
+  CHECK(changed.take_slots().empty());
+  clear_flags(table.rows(), &touched.back(), 1, kChanged);
   update({update_table}, features, batch.bags(weighted), 2);
-  CHECK(changed.take() == std::vector<int64_t>{touched.back()});
-}
-
-void keys_of_long_bags_are_heard_of() {
-  for (int64_t longest : {63, 400}) {
-    Table table(4, Dtype::f32, 700, 0);
-    Batch batch(9, 200, longest, 4, {Pooling::sum}, {&table});
-    ChangedKeys changed;
-    UpdateTable settings;
-    settings.rows = &table.rows();
-    settings.changed = &changed;
-    const std::vector<UpdateCounts> counts = update({settings}, {batch.feature(0, 0)}, batch.bags(false), 2);
-    std::vector<int64_t> heard = changed.take();
-    CHECK(counts[0].rows > 600 && static_cast<int64_t>(heard.size()) == counts[0].rows);
-    for (int64_t key : heard) CHECK(table.flags(key) & kChanged, key);
-    std::sort(heard.begin(), heard.end());
-    CHECK(std::unique(heard.begin(), heard.end()) == heard.end());
-  }
+  CHECK(changed.take_slots() == std::vector<uint32_t>{touched.back()});
 }
 
 void sgd_agrees_with_a_double_loop() {
@@ -519,7 +501,6 @@ void a_part_may_hold_the_whole_batch() {
 }  // namespace shoal
 
 int main() {
-  shoal::keys_of_long_bags_are_heard_of();
   shoal::slots_may_use_all_their_bits();
   shoal::sgd_agrees_with_a_double_loop();
   shoal::large_batches_agree_too();

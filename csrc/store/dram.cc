@@ -38,7 +38,8 @@ void DramStore::tell_stock(int64_t ahead) {
 int64_t DramStore::bytes_of(int64_t slabs, int64_t fresh) const {
   int64_t small = std::min(slabs, kHugeFromSlab) * static_cast<int64_t>(slab_bytes_);
   if (slabs <= kHugeFromSlab) small = std::min(small, fresh * (rows_.weight_bytes + rows_.tail_bytes));
-  return small + std::max<int64_t>(slabs - kHugeFromSlab, 0) * static_cast<int64_t>(slab_bytes_);
+  const int64_t large = std::max<int64_t>(slabs - kHugeFromSlab, 0) * static_cast<int64_t>(slab_bytes_);
+  return small + large + fresh * key_bytes();
 }
 
 int64_t DramStore::bytes_after(int64_t more) const {
@@ -67,7 +68,9 @@ Status DramStore::reserve(int64_t more) {
 // All that may be refused comes before the first change, or the lists would differ in length.
 bool DramStore::append(Pages pages) {
   std::vector<uint64_t> bits;
+  Keys keys;
   try {
+    if (keeps_keys_) keys = new_keys();
     bits.assign((rows_.rows_per_slab + 63) / 64, ~uint64_t{0});
     auto make_room = [](auto& list) {
       if (list.size() == list.capacity()) list.reserve(std::max<size_t>(8, 2 * list.size()));
@@ -75,18 +78,61 @@ bool DramStore::append(Pages pages) {
     make_room(pages_);
     make_room(free_);
     make_room(free_count_);
-    make_room(slabs_);  // last: rows_ points into it until all is well
+    make_room(keys_);
+    make_room(keys_of_);
+    make_room(slabs_);
   } catch (const std::bad_alloc&) {
+    show_slabs();  // they may lie elsewhere now
     return false;
   }
   if (uint32_t rest = rows_.rows_per_slab % 64) bits.back() = (uint64_t{1} << rest) - 1;
+  if (keeps_keys_) {
+    keys_of_.push_back(keys.get());
+    keys_.push_back(std::move(keys));
+  }
   slabs_.push_back(pages.data());
   pages_.push_back(std::move(pages));
   free_.push_back(std::move(bits));
   free_count_.push_back(rows_.rows_per_slab);
-  rows_.slabs = slabs_.data();
-  rows_.slab_count = static_cast<uint32_t>(slabs());
+  show_slabs();
   return true;
+}
+
+void DramStore::show_slabs() {
+  rows_.slabs = slabs_.data();
+  rows_.keys = keeps_keys_ ? keys_of_.data() : nullptr;
+  rows_.slab_count = static_cast<uint32_t>(slabs());
+}
+
+Status DramStore::keep_keys() {
+  if (keeps_keys_) return {};
+  try {
+    std::vector<Keys> keys;
+    std::vector<int64_t*> keys_of;
+    for (int64_t slab = 0; slab < slabs(); ++slab) {
+      keys.push_back(new_keys());
+      keys_of.push_back(keys.back().get());
+    }
+    keys_ = std::move(keys);
+    keys_of_ = std::move(keys_of);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+  keeps_keys_ = true;
+  show_slabs();
+  return {};
+}
+
+void DramStore::forget_keys() {
+  keeps_keys_ = false;
+  keys_ = std::vector<Keys>();
+  keys_of_ = std::vector<int64_t*>();
+  show_slabs();
+}
+
+void DramStore::name(const uint32_t* slots, const int64_t* keys, int64_t n) {
+  if (!keeps_keys_) return;
+  for (int64_t i = 0; i < n; ++i) rows_.key(slots[i]) = keys[i];
 }
 
 void DramStore::take(uint32_t* slots, int64_t n) {
@@ -130,6 +176,7 @@ bool DramStore::sparse() const {
 void DramStore::move(uint32_t from, uint32_t to) {
   std::memcpy(rows_.weights(to), rows_.weights(from), static_cast<size_t>(rows_.weight_bytes));
   std::memcpy(rows_.tail(to), rows_.tail(from), static_cast<size_t>(rows_.tail_bytes));
+  if (keeps_keys_) rows_.key(to) = rows_.key(from);
 }
 
 void DramStore::release_tail() {
@@ -138,9 +185,12 @@ void DramStore::release_tail() {
     slabs_.pop_back();
     free_.pop_back();
     free_count_.pop_back();
+    if (keeps_keys_) {
+      keys_.pop_back();
+      keys_of_.pop_back();
+    }
   }
-  rows_.slabs = slabs_.data();
-  rows_.slab_count = static_cast<uint32_t>(slabs());
+  show_slabs();
   fresh_ = std::min(fresh_, slabs() * rows_.rows_per_slab);
   lowest_free_ = std::min(lowest_free_, slabs());
   tell_stock(grows_by_huge_page() ? pages_ahead(slabs()) : 0);

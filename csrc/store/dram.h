@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/memory.h"
@@ -32,6 +33,14 @@ class DramStore {
   void take(uint32_t* slots, int64_t n);
   void give(const uint32_t* slots, int64_t n);
 
+  // Keeps the key of every row from here on, by slot: 8 bytes more a row. They are unknown until they are named. On failure
+  // none is kept.
+  Status keep_keys();
+  void forget_keys();
+  bool keeps_keys() const { return keeps_keys_; }
+  // Says whose the slots are, if that is kept.
+  void name(const uint32_t* slots, const int64_t* keys, int64_t n);
+
   // True if moving rows to the front would free a slab worth the work.
   bool sparse() const;
   // First slot of the slabs that a full compaction would empty.
@@ -41,7 +50,12 @@ class DramStore {
   void release_tail();
 
  private:
+  using Keys = std::unique_ptr<int64_t[]>;  // of a slab
+
   int64_t bytes_of(int64_t slabs, int64_t fresh) const;
+  int64_t key_bytes() const { return keeps_keys_ ? static_cast<int64_t>(sizeof(int64_t)) : 0; }
+  Keys new_keys() const { return std::make_unique<int64_t[]>(rows_.rows_per_slab); }
+  void show_slabs();
   bool grows_by_huge_page() const;
   bool append(Pages pages);
   void tell_stock(int64_t ahead);
@@ -51,6 +65,9 @@ class DramStore {
   size_t slab_bytes_;
   std::vector<Pages> pages_;
   std::vector<char*> slabs_;
+  bool keeps_keys_ = false;
+  std::vector<Keys> keys_;  // by slab, if they are kept
+  std::vector<int64_t*> keys_of_;
   std::vector<std::vector<uint64_t>> free_;  // one bit a row, by slab
   std::vector<uint32_t> free_count_;
   int64_t lowest_free_ = 0;  // no slab before it has a free slot

@@ -243,6 +243,7 @@ void no_row_is_lost_where_the_heap_ends() {
   bool grew = false;
   for (int64_t allocations = 0; !grew; ++allocations) {
     DramStore store(64, Dtype::f32, 1);
+    CHECK(store.keep_keys().ok());
     std::vector<uint32_t> slots = take(store, 8 * int64_t{store.rows().rows_per_slab});
     for (size_t i = 0; i < slots.size(); i += 100) write_row(store, slots[i], i);
     Status status;
@@ -259,6 +260,35 @@ void no_row_is_lost_where_the_heap_ends() {
     CHECK(with_heap_for(0, [&] { store.release_tail(); }) && store.slabs() == 0, allocations);
     CHECK(allocations < 1000);
   }
+}
+
+void keys_are_kept_where_rows_go() {
+  DramStore store(64, Dtype::f32, 1);
+  const int64_t rows = 12 * int64_t{store.rows().rows_per_slab};
+  std::vector<uint32_t> slots = take(store, rows);
+  const int64_t bytes = store.bytes();
+  CHECK(!store.keeps_keys() && !store.rows().keys);
+  Status status;
+  CHECK(with_heap_for(5, [&] { status = store.keep_keys(); }) && status.code() == Code::memory);
+  CHECK(!store.keeps_keys() && !store.rows().keys && store.bytes() == bytes);
+  CHECK(store.keep_keys().ok() && store.keep_keys().ok() && store.keeps_keys());
+  CHECK(store.bytes() == bytes + 8 * rows && store.bytes_after(0) == store.bytes(), store.bytes(), bytes);
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < rows; ++i) keys.push_back(~i);
+  store.name(slots.data(), keys.data(), rows);
+  std::vector<uint32_t> more = take(store, rows);  // more slabs, which move none
+  const int64_t more_key = 7;
+  store.name(&more.back(), &more_key, 1);
+  for (int64_t i = 0; i < rows; ++i) CHECK(store.rows().key(slots[size_t(i)]) == ~i, i);
+  CHECK(store.rows().key(more.back()) == 7);
+  store.move(more.back(), slots[3]);
+  CHECK(store.rows().key(slots[3]) == 7);
+  give(store, more);
+  store.release_tail();
+  CHECK(store.rows().key(slots.back()) == keys.back());
+  store.forget_keys();
+  CHECK(!store.keeps_keys() && !store.rows().keys && store.bytes() == bytes, store.bytes(), bytes);
+  store.name(slots.data(), keys.data(), rows);  // nobody asks
 }
 
 #if !SHOAL_SANITIZED
@@ -292,6 +322,7 @@ int main() {
   shoal::an_emptied_store_takes_nothing_and_can_be_filled_again();
   shoal::huge_rows();
   shoal::no_row_is_lost_where_the_heap_ends();
+  shoal::keys_are_kept_where_rows_go();
 #if !SHOAL_SANITIZED
   shoal::no_row_is_lost_where_memory_ends();
 #endif

@@ -332,6 +332,17 @@ class DramStore:
 
     def give(self, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
+    def keep_keys(self) -> None:
+        """Know whose each slot is from here on"""
+
+    def forget_keys(self) -> None: ...
+
+    @property
+    def keeps_keys(self) -> bool: ...
+
+    def name(self, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Say whose the slots are, if that is kept"""
+
     @property
     def sparse(self) -> bool: ...
 
@@ -444,27 +455,16 @@ class Reduce(enum.Enum):
 
     last = 3
 
-class ChangedKeys:
-    """
-    The keys whose rows changed since they were taken last, each at least once
-    """
+class ChangedRows:
+    """The rows that changed since they were taken last, by key or by slot"""
 
     def __init__(self) -> None: ...
 
-    def __len__(self) -> int: ...
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether there was no memory to list some"""
-
-    @property
-    def has_unlisted(self) -> bool:
-        """Whether some are known by the flags of their rows alone"""
-
     def add(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-    def take(self) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
-        """All of them; none is listed afterwards"""
+    def take_keys(self) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]: ...
+
+    def take_slots(self) -> Annotated[torch.Tensor, dict(dtype='int32', shape=(None,))]: ...
 
 class UpdateTable:
     """One table's part of a backward pass"""
@@ -476,8 +476,8 @@ class UpdateTable:
     def begin(self, score: float, clock: int, step: int, grad_scale: float) -> None:
         """What the next backward has of its own"""
 
-    def track(self, changed: ChangedKeys | None) -> None:
-        """List the keys whose rows change there"""
+    def track(self, changed: ChangedRows | None) -> None:
+        """List the rows that change there"""
 
 class UpdateFeature:
     """The gradient of one feature's output"""
@@ -528,6 +528,9 @@ def is_dirty(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shap
 def stamp(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], clock: int) -> None: ...
 
 def is_changed(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]) -> None: ...
+
+def changed_keys(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
+    """The keys of those rows that are flagged changed; keys must be kept"""
 
 def clear_changed(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
@@ -605,7 +608,7 @@ class Bags:
     def finish(self, threads: int) -> None:
         """Pool what waited for births"""
 
-    def touch(self, rows: Rows, source: int, copy: int, score: float, changed: ChangedKeys | None) -> None:
+    def touch(self, rows: Rows, source: int, copy: int, score: float, changed: ChangedRows | None) -> None:
         """Raise the scores of one part's rows"""
 
     def stamp(self, rows: Rows, source: int, copy: int, clock: int) -> None:

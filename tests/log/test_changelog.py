@@ -11,7 +11,7 @@ from logged import assert_rows, made, rows_of, train
 
 import shoal
 from shoal import _native
-from shoal.errors import CheckpointError, InputError, StorageError
+from shoal.errors import CapacityError, CheckpointError, InputError, StorageError
 from shoal.log.compact import compact
 from shoal.log.files import Files
 from shoal.log.reader import LogReader
@@ -83,6 +83,42 @@ def test_a_commit_holds_what_changed_and_no_more(tmp_path, kind):
         assert [change.table for change in next(log.tail(2)).changes()] == ["a", "b", "c"]
     again, _ = recovered(tmp_path / "log")
     assert_rows(again, rows_of(bags))
+
+
+def test_changes_of_rows_that_are_moved_before_they_are_committed(tmp_path):
+    """A step says which slots changed; rows that others made room for are elsewhere by the time somebody asks."""
+    table = shoal.Table("t", 64, optimizer=shoal.SGD(lr=1.0))
+    bags = shoal.EmbeddingBagCollection([table])
+    keys = torch.arange(40_000)
+    bags.table("t").assign(keys, torch.randn(len(keys), 64))
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        storage = bags._group.tables[0].storage
+        before = storage.bytes
+        kept = keys[-300:]
+        train_step(bags, kjt({"t": [kept.tolist()]}))
+        for some in keys[:-300].split(4000):
+            bags.table("t").erase(some)
+        assert storage.bytes < before / 4  # they were moved
+        log.commit(bags)
+        assert (log.newest.tables["t"].puts, log.newest.tables["t"].deletes) == (300, 39_700)
+        log.commit(bags)
+        assert (log.newest.tables["t"].puts, log.newest.tables["t"].deletes) == (0, 0)
+    again = shoal.EmbeddingBagCollection([table])
+    shoal.recover(tmp_path / "log", again)
+    assert_rows(again, rows_of(bags))
+
+
+def test_memory_for_keys_is_within_the_budget_before_a_log_begins(tmp_path):
+    table = shoal.Table("t", 16, tiers=[shoal.Dram("1MiB")], optimizer=shoal.SGD(lr=1.0))
+    bags = shoal.EmbeddingBagCollection([table])
+    with pytest.raises(CapacityError):
+        for some in torch.arange(100_000).split(100):
+            bags.table("t").assign(some, torch.zeros(len(some), 16))
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        stats = bags.stats()["t"]
+        assert stats.bytes <= stats.budget_bytes
 
 
 def test_scores_of_forwards_without_backward_are_changes(tmp_path):

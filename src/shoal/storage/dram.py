@@ -143,6 +143,27 @@ class DramStorage:
         _native.is_changed(self.rows, slots, out)
         return out
 
+    def keep_keys(self) -> None:
+        """Know whose each slot is: 8 bytes a row. Those in use have to be named."""
+        self.native.keep_keys()
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether it knows."""
+        return self.native.keeps_keys
+
+    def forget_keys(self) -> None:
+        """Do so no longer."""
+        self.native.forget_keys()
+
+    def name(self, slots: Tensor, keys: Tensor) -> None:
+        """Say whose slots are, if that is kept."""
+        self.native.name(slots, keys)
+
+    def changed_keys(self, slots: Tensor) -> Tensor:
+        """The keys of those rows that changed since that was cleared. REQUIRES: they are kept."""
+        return _native.changed_keys(self.rows, slots)
+
     def clear_changed(self, slots: Tensor) -> None:
         """Say that nobody needs to hear again that rows changed."""
         _native.clear_changed(self.rows, slots)

@@ -1,6 +1,7 @@
 """Which keys of a table were put or deleted, for readers that each have a place of their own in that sequence."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +78,7 @@ class Changes:
     """The changes of one table. The group's lock covers it."""
 
     def __init__(self) -> None:
-        self.listed = _native.ChangedKeys()  # since the last seal
+        self.listed = _native.ChangedRows()  # since the last seal
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
         self._bases: dict[str, _Base] = {}
 
@@ -122,16 +123,19 @@ class Changes:
 
     def lose(self) -> None:
         """Say that all rows may have changed."""
-        self.listed.take()
+        self.listed.take_keys()
+        self.listed.take_slots()
         for cursor in self._cursors:
             cursor.lose()
 
-    def seal(self) -> Tensor:
-        """Tell the readers what changed; returns these keys, each once, in ascending order."""
-        if self.listed.is_incomplete:
-            self.lose()
+    def seal(self, keys_of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Tell the readers what changed; returns these keys, each once, in ascending order. `keys_of`: of slots that
+        were listed, where any are."""
         try:
-            keys: Tensor = torch.unique(self.listed.take())
+            listed = self.listed.take_keys()
+            if keys_of is not None:
+                listed = torch.cat([listed, keys_of(self.listed.take_slots())])
+            keys: Tensor = torch.unique(listed)
             if len(keys):
                 for cursor in self._cursors:
                     cursor.add(keys)

@@ -103,6 +103,10 @@ class HostTable:
         self.step = other.step
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
+        if self._is_tracking or self.budget is not None:
+            _keep_keys(
+                index, storage
+            )  # where there is a budget, from the first row on: a log may begin when it is full
         with alone_in(self.indexes):
             self.index = index
             self.storage = storage
@@ -223,7 +227,7 @@ class HostTable:
         keys, slots, dirty = self._victims.choose(self.index.native, self.storage.rows, self.clock, pins, wanted)
         if len(keys) < n:
             return None
-        if self.changes.listed.has_unlisted:  # what is below has no flags
+        if self._is_tracking:  # neither slots nor flags are known below
             self.changes.add(keys[self.storage.is_changed(slots)])
         piece = max(_WRITE_BYTES // self.storage.packed.bytes, 1)
         packed = [self.storage.pack(some) for some in slots[:dirty].split(piece)] if dirty else []
@@ -293,6 +297,7 @@ class HostTable:
 
     def write_arrivals(self, arrivals: Arrivals, slots: Tensor) -> None:
         """Write the rows of keys that came at their slots."""
+        self.storage.name(slots, arrivals.keys)
         if arrivals.given is not None:
             self._put(slots, arrivals.given)
             return
@@ -426,6 +431,8 @@ class HostTable:
         end = min(self._compacting_from + budget, self.index.extent)
         entries = self.index.entries(self._compacting_from, end, self.storage.compact_from)
         if len(entries.keys):
+            if self._is_tracking:  # they were listed by slot
+                self.changes.add(entries.keys[self.storage.is_changed(entries.slots)])
             slots = self.storage.take(len(entries.keys))
             self.storage.move(entries.slots, slots)
             with alone_in(self.indexes):
@@ -616,25 +623,26 @@ class HostTable:
         """List changes, if anybody reads them."""
         if self.changes.are_read == self._is_tracking:
             return
+        if self._is_tracking:
+            if self.budget is None:
+                self.storage.forget_keys()
+        else:
+            _keep_keys(self.index, self.storage)
+            for entries in self.index.export():
+                self.storage.clear_changed(entries.slots)  # what was flagged before was listed by nobody
         self._is_tracking = not self._is_tracking
         self._update.track(self.changes.listed if self._is_tracking else None)
-        if self._is_tracking:  # what was flagged before was listed by nobody
-            for entries in self.index.export():
-                self.storage.clear_changed(entries.slots)
 
     @property
-    def listed(self) -> _native.ChangedKeys | None:
-        """Where keys that change are listed, if anybody reads them."""
+    def listed(self) -> _native.ChangedRows | None:
+        """Where rows that change are listed, if anybody reads them."""
         self.follow_readers()
         return self.changes.listed if self._is_tracking else None
 
     def seal(self) -> None:
         """Tell the readers of changes what changed up to now."""
         self.follow_readers()
-        if self.changes.listed.has_unlisted:
-            for entries in self.index.export():
-                self.changes.add(entries.keys[self.storage.is_changed(entries.slots)])
-        slots = self.find(self.changes.seal())
+        slots = self.find(self.changes.seal(self.storage.changed_keys if self._is_tracking else None))
         self.storage.clear_changed(slots[slots != NO_SLOT])
 
     def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
@@ -709,6 +717,14 @@ class HostTable:
                 f"[table {self.config.name!r}] {len(content.keys)} rows are more than the {self.below.capacity} that "
                 f"its lowest tier takes. Raise Ssd(size=), of which rows fill half. Nothing was loaded."
             )
+
+
+def _keep_keys(index: HostIndex, storage: DramStorage) -> None:
+    """Know whose each slot is."""
+    if not storage.keeps_keys:
+        storage.keep_keys()
+        for entries in index.export():
+            storage.name(entries.slots, entries.keys)
 
 
 def filled(config: Table, seed: int, content: TableContent) -> HostTable:
