@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import shoal
+from benchmarks import memory
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.peers import fio
 from benchmarks.registry import Limit, Registry
 from benchmarks.scratch import folder
+from benchmarks.settled import settled
 from benchmarks.work import keys_of
 
 registry = Registry()
@@ -53,6 +56,11 @@ def change(bags: shoal.EmbeddingBagCollection, rows: int, share: float) -> int:
     ids = torch.randperm(rows)[: int(rows * share)]
     bags.table("t").assign(keys_of(ids), torch.randn(len(ids), DIM))
     return len(ids)
+
+
+def memory_for(rows: int) -> int:
+    """What a table of so many rows takes, with its index and what is read into it."""
+    return rows * (4 * DIM + 64) + (256 << 20)
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -145,17 +153,32 @@ def load(bench: Bench) -> Result:
     with folder() as here:
         shoal.save(here / "saved", bags)
         size = bytes_of(here / "saved" / "snapshots")
-        for number in range(min(bench.effort.rounds, 4) + 1):
-            bench.say(f"round {number}")
-            other = collection()
-            ours = size / 1e9 / seconds(lambda other=other: shoal.load(here / "saved", other))
-            assert len(other.table("t")) == rows
-            del other
-            disk = fio.run(here / "fio", "read", "4M", 8, 1 << 30, 2.0)["bytes"] / 1e9
-            if number:
-                rounds[OURS].append(ours)
-                rounds["asked"].append(min(1.0, 0.8 * disk))
+        with settled(memory_for(rows)) as free:
+            for number in range(min(bench.effort.rounds, 4) + 1):
+                bench.say(f"round {number}")
+                other = collection()
+                free.give()
+                ours = size / 1e9 / seconds(lambda other=other: shoal.load(here / "saved", other))
+                assert len(other.table("t")) == rows
+                del other
+                disk = fio.run(here / "fio", "read", "4M", 8, 1 << 30, 2.0)["bytes"] / 1e9
+                if number:
+                    rounds[OURS].append(ours)
+                    rounds["asked"].append(min(1.0, 0.8 * disk))
     return Result("GB/s", rounds, higher_is_better=True)
+
+
+@registry.case(
+    "memory of a load, dim 64",
+    compares="MB resident at most while a table is loaded to what the table takes and 256 MB",
+    limits={"allowed": Limit(1.0)},
+    stage="memory",
+)
+def load_memory(bench: Bench) -> Result:
+    bench.say("loading in another process")
+    taken: dict[str, Any] = memory.probe("load", "--dim", str(DIM), "--rows", str(rows_of(bench)))
+    bench.tell(f"the table takes {taken['table'] / 1e6:.0f} MB")
+    return Result("MB", {OURS: [taken["taken"] / 1e6], "allowed": [taken["table"] / 1e6 + 256]})
 
 
 @registry.case(
@@ -179,17 +202,20 @@ def recover(bench: Bench) -> Result:
         shoal.save(here / "saved", bags)
         size = bytes_of(here / "log" / "segments") + bytes_of(here / "log" / "snapshots")
         whole = bytes_of(here / "saved" / "snapshots")
-        for number in range(min(bench.effort.rounds, 4) + 1):
-            bench.say(f"round {number}")
-            other = collection()
-            ours = seconds(lambda other=other: shoal.recover(here / "log", other))
-            assert len(other.table("t")) == rows
-            other = collection()
-            theirs = seconds(lambda other=other: shoal.load(here / "saved", other)) * size / whole
-            del other
-            if number:
-                rounds[OURS].append(ours)
-                rounds["load"].append(theirs)
+        with settled(memory_for(rows)) as free:
+            for number in range(min(bench.effort.rounds, 4) + 1):
+                bench.say(f"round {number}")
+                other = collection()
+                free.give()
+                ours = seconds(lambda other=other: shoal.recover(here / "log", other))
+                assert len(other.table("t")) == rows
+                other = collection()
+                free.give()
+                theirs = seconds(lambda other=other: shoal.load(here / "saved", other)) * size / whole
+                del other
+                if number:
+                    rounds[OURS].append(ours)
+                    rounds["load"].append(theirs)
     bench.tell(f"{min(rounds[OURS]) * 1e8 / rows:.0f} s for 100M rows at best")
     return Result("s", rounds)
 

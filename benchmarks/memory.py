@@ -3,6 +3,7 @@
 python -m benchmarks.memory grow --dim 64 --rows 125000 2000000
 python -m benchmarks.memory erase --dim 64 --rows 4000000
 python -m benchmarks.memory tiers --dim 64 --rows 2000000
+python -m benchmarks.memory load --dim 64 --rows 10000000
 """
 
 import argparse
@@ -134,6 +135,28 @@ def tiers(dim: int, rows: int) -> dict[str, object]:
         }
 
 
+def load(dim: int, rows: int) -> dict[str, object]:
+    """The most that was resident while a checkpoint was loaded into a table."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("SHOAL_BENCH_DIR")) as folder:
+        for name, below in (("tiny", STEP_KEYS), ("rows", rows)):
+            probe("save", "--dim", str(dim), "--rows", str(below), "--path", f"{folder}/{name}")
+        shoal.load(f"{folder}/tiny", Subject(dim).bags)  # what is imported for it is no part of it
+        start = resident()
+        reset_peak()
+        subject = Subject(dim)
+        shoal.load(f"{folder}/rows", subject.bags)
+        return {"taken": peak_since_reset() - start, "table": subject.bags.stats()["t"].bytes}
+
+
+def save(dim: int, rows: int, path: str) -> dict[str, object]:
+    """Write a checkpoint, for another process."""
+    subject = Subject(dim)
+    for numbers in chunks(rows, 1 << 20):
+        subject.handle.assign(keys_of(numbers), torch.randn(len(numbers), dim))
+    shoal.save(path, subject.bags)
+    return {}
+
+
 def probe(*arguments: str) -> dict[str, object]:
     """Run this file in a fresh process."""
     done = subprocess.run(
@@ -145,14 +168,17 @@ def probe(*arguments: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["grow", "erase", "tiers"])
+    parser.add_argument("what", choices=["grow", "erase", "tiers", "load", "save"])
     parser.add_argument("--dim", type=int, required=True)
     parser.add_argument("--rows", type=int, nargs="+", required=True)
+    parser.add_argument("--path", help="of `save`")
     given = parser.parse_args()
     if given.what == "grow":
         answer = grow(given.dim, given.rows)
+    elif given.what == "save":
+        answer = save(given.dim, given.rows[0], given.path)
     else:
-        answer = {"erase": erase, "tiers": tiers}[given.what](given.dim, given.rows[0])
+        answer = {"erase": erase, "tiers": tiers, "load": load}[given.what](given.dim, given.rows[0])
     print(json.dumps(answer))
 
 

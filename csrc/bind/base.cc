@@ -43,16 +43,25 @@ static void translate_bad_alloc(const std::exception_ptr& thrown, void*) {
   }
 }
 
-// A large output from the reusable buffers: [rows, columns] of 2 or 4-byte floats.
-static nb::object output(size_t rows, size_t columns, Dtype dtype) {
-  size_t bytes = rows * columns * (dtype == Dtype::f32 ? 4 : 2);
+// Large memory from the reusable buffers, which holds anything.
+static nb::capsule kept_memory(size_t bytes) {
   void* data = Buffers::instance().acquire(bytes);
   if (!data) raise({Code::memory, "the operating system refused " + std::to_string(bytes) + " bytes for an output"});
-  nb::capsule owner(data, [](void* p) noexcept { Buffers::instance().release(p); });
+  return nb::capsule(data, [](void* p) noexcept { Buffers::instance().release(p); });
+}
+
+// [rows, columns] of 2 or 4-byte floats.
+static nb::object output(size_t rows, size_t columns, Dtype dtype) {
+  nb::capsule owner = kept_memory(rows * columns * (dtype == Dtype::f32 ? 4 : 2));
   nb::dlpack::dtype type{
       static_cast<uint8_t>(dtype == Dtype::bf16 ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float),
       static_cast<uint8_t>(dtype == Dtype::f32 ? 32 : 16), 1};
-  return nb::cast(nb::ndarray<nb::pytorch>(data, {rows, columns}, owner, {}, type));
+  return nb::cast(nb::ndarray<nb::pytorch>(owner.data(), {rows, columns}, owner, {}, type));
+}
+
+static nb::ndarray<nb::memview, uint8_t, nb::ndim<1>> buffer(size_t bytes) {
+  nb::capsule owner = kept_memory(bytes);
+  return nb::ndarray<nb::memview, uint8_t, nb::ndim<1>>(owner.data(), {bytes}, owner);
 }
 
 void bind_base(nb::module_& m) {
@@ -65,6 +74,7 @@ void bind_base(nb::module_& m) {
   m.def("name_hash", [](const std::string& name) { return name_hash(name); }, nb::arg("name"));
   m.def("birth_stream", &birth_stream, nb::arg("seed"), nb::arg("name_hash"));
   m.def("rounding_stream", &rounding_stream, nb::arg("seed"), nb::arg("name_hash"));
+  m.def("buffer", &buffer, nb::arg("bytes"), "Memory that holds anything, and is used again for others later");
   m.def(
       "buckets",
       [](Vector<const int64_t> keys, uint64_t buckets, Vector<int64_t> out) {

@@ -51,6 +51,8 @@ using Wanted = Bytes<void>;
 
 using Path = std::filesystem::path;
 
+static constexpr int64_t kCheckedTogether = int64_t{256} << 10;
+
 }  // namespace shoal
 
 namespace nanobind::detail {
@@ -235,6 +237,23 @@ static void bind_streams(nb::module_& m) {
             make([&] { return reader.read(offset, out.data(), out.size()); });
           },
           nb::arg("offset"), nb::arg("out"), "All of the bytes, or an error")
+      .def(
+          "read_checked",
+          [](FileReader& reader, int64_t offset, Wanted& out) {
+            uint32_t crc = 0;
+            make([&] {
+              // In pieces that are still in the cache when they are added up.
+              for (int64_t at = 0; at < out.size(); at += kCheckedTogether) {
+                char* piece = static_cast<char*>(out.data()) + at;
+                const int64_t bytes = std::min(kCheckedTogether, out.size() - at);
+                if (Status status = reader.read(offset + at, piece, bytes); !status.ok()) return status;
+                crc = crc32c(piece, size_t(bytes), crc);
+              }
+              return Status();
+            });
+            return crc;
+          },
+          nb::arg("offset"), nb::arg("out"), "The same, and their checksum")
       .def("bytes_from_ahead", &FileReader::bytes_from_ahead, Released())
       .def("close", &FileReader::close, Released())
       .def(

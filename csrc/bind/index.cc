@@ -111,8 +111,10 @@ void bind_index(nb::module_& m) {
       [](const Index& index, Integers keys, Vector<int32_t> slots, int threads) {
         int64_t missing;
         find({{&index, 0, int64_t(keys.shape(0))}}, {keys.data(), is_narrow(keys)}, slots_of(slots), &missing, threads);
+        return int64_t(keys.shape(0)) - missing;
       },
-      nb::arg("index"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"), Released(), "slots[i] of key i, or -1");
+      nb::arg("index"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"), Released(),
+      "slots[i] of key i, or -1; how many have one");
   m.def(
       "keys_without",
       [](Vector<const int64_t> keys, const std::vector<Vector<const int64_t>>& others) {

@@ -7,6 +7,7 @@
 #include "bind/bags.h"
 #include "index/batch.h"
 #include "kernels/rows_io.h"
+#include "lookup/tracking.h"
 #include "lookup/victims.h"
 #include "store/dram.h"
 
@@ -230,6 +231,8 @@ static int64_t place(Index& index, DramStore& store, RwLock& indexes, Vector<con
 
 void bind_lookup(nb::module_& m) {
   bind_victims(m);
+  m.def("begin_tracking", &begin_tracking, nb::arg("index"), nb::arg("rows"), nb::arg("threads"), Released(),
+        "Write every row's key to its slot, and say that the row did not change");
   m.def(
       "place", &place, nb::arg("index"), nb::arg("store"), nb::arg("indexes"), nb::arg("keys"), nb::arg("rows"),
       nb::arg("clock"), nb::arg("bags"), nb::arg("missing"), nb::arg("table"),

@@ -128,7 +128,6 @@ void bind_store(nb::module_& m) {
       .def(
           "keep_keys", [](DramStore& store) { raise(store.keep_keys()); }, "Know whose each slot is from here on")
       .def("forget_keys", &DramStore::forget_keys)
-      .def_prop_ro("keeps_keys", &DramStore::keeps_keys)
       .def(
           "name",
           [](DramStore& store, Vector<int32_t> slots, Vector<const int64_t> keys) {

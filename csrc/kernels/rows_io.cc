@@ -72,7 +72,10 @@ void set_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flag
 }
 
 void clear_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags) {
-  for (int64_t i = 0; i < n; ++i) rows.flags(rows.tail(slots[i])) &= ~flags;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kSlotsAhead < n) __builtin_prefetch(&rows.flags(rows.tail(slots[i + kSlotsAhead])), 1);
+    rows.flags(rows.tail(slots[i])) &= ~flags;
+  }
 }
 
 std::vector<int64_t> changed_keys(const Rows& rows, const uint32_t* slots, int64_t n) {
@@ -146,7 +149,10 @@ void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowCo
   for (const StateColumn& column : from.state) given += column.width;
   const bool is_whole = given == rows.state_floats;
   by_task(n, threads, [&](int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; ++i) {
+    const int64_t end = first + count;
+    for (int64_t i = first; i < std::min(first + kRowsAhead, end); ++i) ask(rows, slots[i]);
+    for (int64_t i = first; i < end; ++i) {
+      if (i + kRowsAhead < end) ask(rows, slots[i + kRowsAhead]);
       char* tail = rows.tail(slots[i]);
       std::memcpy(rows.weights(slots[i]), from.weights + i * rows.weight_bytes, bytes);
       if (!is_whole) std::memcpy(rows.state(tail), first_state, size_t(rows.state_floats) * 4);

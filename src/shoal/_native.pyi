@@ -26,6 +26,9 @@ def birth_stream(seed: int, name_hash: int) -> int: ...
 
 def rounding_stream(seed: int, name_hash: int) -> int: ...
 
+def buffer(bytes: int) -> Annotated[memoryview, dict(dtype='uint8', shape=(None,))]:
+    """Memory that holds anything, and is used again for others later"""
+
 def buckets(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')]) -> None: ...
 
 def normal_table() -> Annotated[torch.Tensor, dict(dtype='float32', shape=(None,))]:
@@ -166,6 +169,9 @@ class FileReader:
 
     def read(self, offset: int, out: Buffer | torch.Tensor) -> None:
         """All of the bytes, or an error"""
+
+    def read_checked(self, offset: int, out: Buffer | torch.Tensor) -> int:
+        """The same, and their checksum"""
 
     def bytes_from_ahead(self) -> int: ...
 
@@ -337,9 +343,6 @@ class DramStore:
 
     def forget_keys(self) -> None: ...
 
-    @property
-    def keeps_keys(self) -> bool: ...
-
     def name(self, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """Say whose the slots are, if that is kept"""
 
@@ -398,8 +401,8 @@ class Index:
         (keys, slots) of a range of buckets, without the slots below `from_slot`
         """
 
-def find(index: Index, keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> None:
-    """slots[i] of key i, or -1"""
+def find(index: Index, keys: Annotated[torch.Tensor, dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], threads: int) -> int:
+    """slots[i] of key i, or -1; how many have one"""
 
 def keys_without(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], others: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]]) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
     """Keys in ascending order, without those of others, which are in order"""
@@ -558,6 +561,9 @@ class Victims:
         """
         (keys, slots, how many of the first are dirty) of up to n rows that are not pinned
         """
+
+def begin_tracking(index: Index, rows: Rows, threads: int) -> None:
+    """Write every row's key to its slot, and say that the row did not change"""
 
 def place(index: Index, store: DramStore, indexes: RwLock, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)], clock: int, bags: Bags, missing: MissingKeys, table: int) -> int:
     """

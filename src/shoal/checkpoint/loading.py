@@ -11,6 +11,7 @@ import torch
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.errors import CheckpointError, NotFoundError
+from shoal.log.ahead import made_ahead
 from shoal.log.commit import Commit
 from shoal.log.dense import restore_dense
 from shoal.log.files import Files
@@ -120,7 +121,7 @@ class _Plan:
             first, end = self._rank.buckets(layout.buckets)
             filter_by = None if self._rank.ranks == 1 else (first, end)
             table.table.expect(self.commits[name].rows // self._rank.ranks)
-            for change in self._version.steps(name, first, end):
+            for change in made_ahead(self._version.steps(name, first, end)):
                 apply(table, change, layout, target, self._state, filter_by)
                 progress(len(change.keys))
 

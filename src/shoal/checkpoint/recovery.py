@@ -6,6 +6,7 @@ from typing import Any
 from shoal.checkpoint.loading import apply, emptied
 from shoal.checkpoint.progress import progress_bar
 from shoal.errors import CheckpointError
+from shoal.log.ahead import made_ahead
 from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import restore_dense
 from shoal.log.files import Files, is_new
@@ -44,7 +45,7 @@ def recover(
     with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
         for name, table in known.items():
             table.table.expect(version.commit.tables[name].rows)
-            for change in version.steps(name):
+            for change in made_ahead(version.steps(name)):
                 apply(table, change, table.layout, table.layout, True, None)
                 bar(len(change.keys))
             table.remember(version.commit.tables[name])

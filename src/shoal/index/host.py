@@ -42,9 +42,12 @@ class HostIndex:
 
     def find(self, keys: Tensor) -> Tensor:
         """The slot of every key, or -1."""
+        return self.find_and_count(keys)[0]
+
+    def find_and_count(self, keys: Tensor) -> tuple[Tensor, int]:
+        """The slot of every key, or -1; and how many have one."""
         slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
-        _native.find(self.native, keys, slots, get_num_threads())
-        return slots
+        return slots, _native.find(self.native, keys, slots, get_num_threads())
 
     def insert(self, keys: Tensor, slots: Tensor) -> None:
         """Give absent keys, each once, their slots."""

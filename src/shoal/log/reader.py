@@ -1,6 +1,6 @@
 """Reading a log, in the process that writes it or in any other: whole commits only, while it is being written."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,7 +210,9 @@ class Version:
             return {}
         return read_dense(self._files.dense_of(self.commit.dense.version), self.commit.dense)
 
-    def steps(self, table: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[TableChange]:
+    def steps(
+        self, table: str, first_bucket: int = 0, end_bucket: int | None = None
+    ) -> Generator[TableChange, None, None]:
         """What makes the table's rows, one after the other: rows of the snapshot, then changes behind it. Rows of
         other buckets may be among them."""
         base, commits = self.base_of(table)

@@ -224,9 +224,8 @@ class Snapshot:
                 where = f"file {path}, offset {block.offset}"
                 if block.offset + block.bytes > table.bytes or block.rows * layout.row_bytes > block.bytes:
                     raise StorageError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
-                data = bytearray(block.bytes)
-                reader.read(block.offset, data)
-                if _native.crc32c(data) != block.crc32c:
+                data = _native.buffer(block.bytes)
+                if reader.read_checked(block.offset, data) != block.crc32c:
                     raise StorageError(
                         f"[{where}] its checksum is wrong. Restore the file from another copy, or recover another "
                         f"version."

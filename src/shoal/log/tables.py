@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from shoal.errors import ConfigError, InputError, StorageError
@@ -28,7 +29,7 @@ class LoggedTable:
         """Its name."""
         return self.table.config.name
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """What its rows are."""
         return layout_of(self.table.config, self.group.seed)

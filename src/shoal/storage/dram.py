@@ -143,14 +143,10 @@ class DramStorage:
         _native.is_changed(self.rows, slots, out)
         return out
 
-    def keep_keys(self) -> None:
-        """Know whose each slot is: 8 bytes a row. Those in use have to be named."""
+    def keep_keys(self, index: _native.Index) -> None:
+        """Know whose each slot is, 8 bytes a row, and that none has changed. `index`: of the rows that are there."""
         self.native.keep_keys()
-
-    @property
-    def keeps_keys(self) -> bool:
-        """Whether it knows."""
-        return self.native.keeps_keys
+        _native.begin_tracking(index, self.rows, get_num_threads())
 
     def forget_keys(self) -> None:
         """Do so no longer."""

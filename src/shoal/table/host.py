@@ -104,9 +104,8 @@ class HostTable:
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         if self._is_tracking or self.budget is not None:
-            _keep_keys(
-                index, storage
-            )  # where there is a budget, from the first row on: a log may begin when it is full
+            # Where there is a budget, from the first row on: a log may begin when it is full.
+            storage.keep_keys(index.native)
         with alone_in(self.indexes):
             self.index = index
             self.storage = storage
@@ -627,9 +626,7 @@ class HostTable:
             if self.budget is None:
                 self.storage.forget_keys()
         else:
-            _keep_keys(self.index, self.storage)
-            for entries in self.index.export():
-                self.storage.clear_changed(entries.slots)  # what was flagged before was listed by nobody
+            self.storage.keep_keys(self.index.native)
         self._is_tracking = not self._is_tracking
         self._update.track(self.changes.listed if self._is_tracking else None)
 
@@ -687,10 +684,12 @@ class HostTable:
             self.changes.add(rows.keys)
         for begin in range(0, len(rows.keys), piece := min(self._chunk(), len(rows.keys)) or 1):
             some = rows.some(slice(begin, begin + piece))
-            slots = self.index.find(some.keys)
-            here = slots != NO_SLOT
-            # First those: they may leave for the others.
-            if bool(here.any()):
+            slots, found = self.index.find_and_count(some.keys)
+            if found == len(slots):
+                self._put(slots, some)
+                continue
+            if found:  # first those: they may leave for the others
+                here = slots != NO_SLOT
                 self._put(slots[here], some.some(here))
                 some = some.some(~here)
             if len(some.keys):
@@ -717,14 +716,6 @@ class HostTable:
                 f"[table {self.config.name!r}] {len(content.keys)} rows are more than the {self.below.capacity} that "
                 f"its lowest tier takes. Raise Ssd(size=), of which rows fill half. Nothing was loaded."
             )
-
-
-def _keep_keys(index: HostIndex, storage: DramStorage) -> None:
-    """Know whose each slot is."""
-    if not storage.keeps_keys:
-        storage.keep_keys()
-        for entries in index.export():
-            storage.name(entries.slots, entries.keys)
 
 
 def filled(config: Table, seed: int, content: TableContent) -> HostTable:
