@@ -3,13 +3,13 @@
 SHOAL_BENCH_DIR is where the files go; the system's folder for temporary files if it is not set.
 """
 
+import gc
 import os
 import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 import shoal
 from benchmarks import memory
-from benchmarks.measure import OURS, Bench, Contender, Result
+from benchmarks.measure import OURS, Bench, Result
 from benchmarks.peers import fio
 from benchmarks.registry import Limit, Registry
 from benchmarks.scratch import folder
@@ -33,6 +33,9 @@ COMMITS = 100
 BAGS = 4096
 BAG = 20
 CHUNK = 1 << 20
+# Of tracking: turns between commits, and steps of one, in which nearly all rows change for the first time.
+TRACKED_TURNS = 60
+TRACKED_STEPS = 8
 
 
 def rows_of(bench: Bench) -> int:
@@ -242,21 +245,30 @@ def step(bags: shoal.EmbeddingBagCollection, batch: shoal.KeyedJaggedTensor) -> 
 def tracking(bench: Bench) -> Result:
     rows = rows_of(bench) // 10
     work = batches(rows, 64)
-    ours, theirs = filled(rows), filled(rows)
-    with folder() as here, shoal.ChangeLog(here / "log", fsync="never") as log:
-
-        @contextmanager
-        def committed() -> Iterator[None]:
-            log.commit(ours)  # else all rows are known to have changed before long
-            yield
-
-        return bench.alternate(
-            [
-                Contender(OURS, lambda number: step(ours, work[number % len(work)]), around=committed),
-                Contender("without", lambda number: step(theirs, work[number % len(work)])),
-            ],
-            warm_steps=3,
-        )
+    both = {OURS: filled(rows), "without": filled(rows)}
+    rounds: dict[str, list[float]] = {name: [] for name in both}
+    number = 0
+    gc.collect()
+    gc.disable()  # its turns are longer than what is looked for
+    try:
+        with folder() as here, shoal.ChangeLog(here / "log", fsync="never") as log:
+            for turn in range(TRACKED_TURNS):
+                log.commit(both[OURS])  # else all rows are known to have changed before long
+                taken: dict[str, list[float]] = {name: [] for name in both}
+                for at in range(TRACKED_STEPS + 1):
+                    # Each goes first in turn: who goes second finds the batch in the caches.
+                    for name in (list(both), list(both)[::-1])[at % 2]:
+                        batch = work[number % len(work)]
+                        spent = seconds(lambda name=name, batch=batch: step(both[name], batch))
+                        if at:  # behind a commit caches are cold
+                            taken[name].append(spent)
+                    number += 1
+                for name, each in taken.items():
+                    rounds[name].append(1e3 * sum(each) / len(each))
+                bench.say(f"turn {turn + 1}")
+    finally:
+        gc.enable()
+    return Result("ms", rounds)
 
 
 @registry.case(

@@ -121,9 +121,10 @@ class _Plan:
             first, end = self._rank.buckets(layout.buckets)
             filter_by = None if self._rank.ranks == 1 else (first, end)
             table.table.expect(self.commits[name].rows // self._rank.ranks)
-            for change in made_ahead(self._version.steps(name, first, end)):
-                apply(table, change, layout, target, self._state, filter_by)
-                progress(len(change.keys))
+            with table.table.filling():
+                for change in made_ahead(self._version.steps(name, first, end)):
+                    apply(table, change, layout, target, self._state, filter_by)
+                    progress(len(change.keys))
 
 
 def apply(

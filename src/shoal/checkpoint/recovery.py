@@ -44,10 +44,12 @@ def recover(
     rows = sum(version.commit.tables[name].rows for name in known)
     with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
         for name, table in known.items():
+            table.follow(version.manifest.identity, version.commit.version)
             table.table.expect(version.commit.tables[name].rows)
-            for change in made_ahead(version.steps(name)):
-                apply(table, change, table.layout, table.layout, True, None)
-                bar(len(change.keys))
+            with table.table.filling():
+                for change in made_ahead(version.steps(name)):
+                    apply(table, change, table.layout, table.layout, True, None)
+                    bar(len(change.keys))
             table.remember(version.commit.tables[name])
             table.equals(version.manifest.identity, version.commit.version)
     set_random_states(where, version.commit.rng)

@@ -16,6 +16,7 @@ from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
 from shoal.errors import CheckpointError, ConfigError, InputError, StorageError
+from shoal.log.ahead import in_background
 from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
 from shoal.log.compact import compact, compacting, let_go
 from shoal.log.dense import restore_dense, write_dense
@@ -500,11 +501,11 @@ class ChangeLog:
 
     def compact(self) -> int | None:
         """Make a snapshot of the newest version from the one before and the commits since; the tables take no part in
-        it, and may go on. Returns its version, or None where there is nothing to do. Other threads and processes may
-        call it (`shoal compact PATH`)."""
+        it, and may go on. Returns its version, or None where there is nothing to do. Call it from a thread to go on
+        meanwhile: its work has a lower priority than the caller's. Other processes may, too (`shoal compact PATH`)."""
         if self.version == 0:
             return None
-        return compact(self._files, retain=self._retain)
+        return in_background(lambda: compact(self._files, retain=self._retain))
 
     def verify(self) -> Report:
         """Read every byte and compare it with its checksum."""

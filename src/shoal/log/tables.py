@@ -50,10 +50,15 @@ class LoggedTable:
         for name, value in self.settings_of(memory).items():
             self.table.optimizer_hyper[name] = value
 
+    def follow(self, log: str, version: int) -> None:
+        """Be read for a log whose newest version that is. Sooner is cheaper: of rows that come later, all is known."""
+        self.table.changes.follow(log, version)
+        self.table.follow_readers()
+
     def equals(self, log: str, version: int) -> None:
         """It was loaded from that version of a log: what changes from now on is news there."""
         changes = self.table.changes
-        changes.follow(log, version)
+        self.follow(log, version)
         self.table.seal()
         changes.look(log)
         changes.committed(log, version)

@@ -1,6 +1,7 @@
 """One table on a device, as its handle sees it. Its methods may wait for the device."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -222,6 +223,13 @@ class DeviceTable:
         self.step = content.step
 
     # ---- rows that leave the process, and come to it
+
+    def filling(self) -> AbstractContextManager[None]:
+        """Rows that are put meanwhile are no changes. REQUIRES: whoever reads changes lost its place."""
+        return nullcontext()  # it does not hear of them
+
+    def follow_readers(self) -> None:
+        """Nothing: flags are kept whether anybody reads them or not."""
 
     def seal(self) -> None:
         """Tell the readers of changes what changed up to now."""

@@ -8,7 +8,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -188,6 +188,12 @@ class GroupTable(Protocol):
 
     def content(self) -> TableContent:
         """All that the table holds now."""
+
+    def filling(self) -> AbstractContextManager[None]:
+        """Rows that are put meanwhile are no births and no changes. REQUIRES: whoever reads changes lost its place."""
+
+    def follow_readers(self) -> None:
+        """List changes, if anybody reads them."""
 
     def seal(self) -> None:
         """Tell the readers of changes what changed up to now."""

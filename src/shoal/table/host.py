@@ -606,15 +606,18 @@ class HostTable:
 
     def fill(self, content: TableContent) -> None:
         """Have that content. REQUIRES: the table is empty."""
+        with self.filling():
+            self.put(Rows(content.keys, content.weights, content.state, content.scores))
+            self.step = content.step
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Rows that are put meanwhile are no births and no changes. REQUIRES: whoever reads changes lost its place."""
         self._is_being_filled = True
         try:
-            self._fill(content)
+            yield
         finally:
             self._is_being_filled = False
-
-    def _fill(self, content: TableContent) -> None:
-        self.put(Rows(content.keys, content.weights, content.state, content.scores))
-        self.step = content.step
 
     # ---- rows that leave the process, and come to it
 
