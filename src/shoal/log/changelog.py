@@ -2,7 +2,6 @@
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -15,24 +14,22 @@ import torch
 from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
-from shoal.errors import CheckpointError, ConfigError, InputError, StorageError
+from shoal.errors import ConfigError, InputError, StorageError
 from shoal.log.ahead import in_background
 from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
-from shoal.log.compact import compact, compacting, let_go
+from shoal.log.compact import compact, let_go
 from shoal.log.dense import restore_dense, write_dense
-from shoal.log.files import Files, is_new, make_file, names_in, remove_file, remove_folder
-from shoal.log.head import Head, HeadWriter, read_head
+from shoal.log.files import Files, is_new, remove_file
+from shoal.log.head import Head, HeadWriter
 from shoal.log.manifest import (
-    Manifest,
     changing_manifest,
-    new_manifest,
     read_manifest,
     with_layouts,
-    write_manifest,
 )
+from shoal.log.opening import create, cut_tail, new_segment, remove_strangers
 from shoal.log.reader import CommittedChanges, LogReader, Version
 from shoal.log.rollback import roll_back
-from shoal.log.segment import Scan, SegmentFile, SegmentWriter, digest_of, header_of
+from shoal.log.segment import SegmentWriter, digest_of, header_of
 from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.log.verify import Report, verify
@@ -41,10 +38,6 @@ from shoal.records.frames import encode_commit, encode_deletes, encode_puts
 
 Fsync = Literal["each", "interval", "never"]
 _KEYS_EACH = 1 << 20
-
-
-class TornTailWarning(UserWarning):
-    """A log's writer had died in a commit, of which the half that was written is cut off."""
 
 
 class ChangeLog:
@@ -93,87 +86,15 @@ class ChangeLog:
     def _open(self) -> None:
         files = self._files
         if is_new(files):
-            self._create()
+            create(files, self._where)
         self._manifest = read_manifest(files)
-        self._newest = LogReader(files).newest()
         self._synced_at = time.monotonic()
-        end = self._cut_tail()
+        end, self._newest = cut_tail(files, self._manifest, LogReader(files).newest(), self._where)
         self._writer = SegmentWriter(files.segment(self._manifest.segments[-1]), end)
         self._head_file = HeadWriter(files)
         # What was read is not yet known to be on the disk.
         self._sync()
-        self._remove_strangers()
-
-    def _create(self) -> None:
-        files = self._files
-        known = {"LOCK", "MANIFEST.lock", "COMPACT", "HEAD", "MANIFEST.json.tmp", "segments", "dense", "snapshots"}
-        others = [name for name in names_in(files.root) if name not in known]
-        if others:
-            raise CheckpointError(
-                f"[{self._where}] wanted a log or an empty folder; got one with {', '.join(sorted(others)[:3])}. Name "
-                f"another path."
-            )
-        files.make()
-        manifest = new_manifest()
-        self._new_segment(manifest, 1)
-        _native.sync_directory(str(files.root))
-        write_manifest(files, manifest)
-
-    def _new_segment(self, manifest: Manifest, first: int) -> None:
-        path = self._files.segment(first)
-        make_file(path, header_of(manifest.identity, first))
-        _native.sync_directory(str(path.parent))
-
-    def _remove_strangers(self) -> None:
-        """Remove what writers that died left, and the manifest does not name."""
-        files, manifest = self._files, self._manifest
-        segments = {files.segment(first).name for first in manifest.segments}
-        for name in names_in(files.segments):
-            if name not in segments:
-                remove_file(files.segments / name)
-        with compacting(files) as alone:
-            if alone:
-                # As it is now: another process may have made one since this log was opened.
-                snapshots = {files.snapshot(one.version).name for one in read_manifest(files).snapshots}
-                for name in names_in(files.snapshots):
-                    if name not in snapshots:
-                        remove_folder(files.snapshots / name)
-        for name in names_in(files.dense):
-            if not name.partition(".")[0].isdecimal() or int(name.partition(".")[0]) > self.version:
-                remove_file(files.dense / name)
-        remove_file(files.manifest.with_name(files.manifest.name + ".tmp"))
-
-    def _cut_tail(self) -> int:
-        """Where the last segment's whole commits end; what stands behind is cut off, if it was never promised."""
-        first = self._manifest.segments[-1]
-        head = read_head(self._files)
-        segment = SegmentFile(self._files.segment(first), self._manifest.identity, first)
-        try:
-            segment.check_header()
-            begin = head.end if head.segment == first else len(header_of(self._manifest.identity, first))
-            scan = Scan(begin)
-            for whole in segment.commits(begin, scan, checked=True):
-                self._newest = whole.commit
-            newest = 0 if self._newest is None else self._newest.version
-            if scan.problem is None:
-                return scan.end
-            promised = max(head.version, segment.kept_behind(scan.end))
-            if promised > newest:
-                raise segment.damaged(scan.end, newest + 1, scan.problem)
-            size = segment.size()
-        finally:
-            segment.close()
-        warnings.warn(
-            TornTailWarning(
-                f"[{self._where}] its last writer died in version {newest + 1}: {size - scan.end} bytes behind version "
-                f"{newest} are cut off ({scan.problem})."
-            ),
-            stacklevel=4,
-        )
-        with _native.File.open_to_write(str(self._files.segment(first))) as file:
-            file.truncate(scan.end)
-            file.sync()
-        return scan.end
+        remove_strangers(files, self._manifest, self.version)
 
     def close(self) -> None:
         """What was committed is on the disk; another process may write."""
@@ -344,7 +265,7 @@ class ChangeLog:
                 written = write_dense(self._files, version, self._where, dense, optimizer)
                 commit = replace(told, tables=said, dense=written)
                 entry = writer.finish(commit)
-                self._new_segment(self._manifest, version + 1)
+                new_segment(self._files, self._manifest, version + 1)
                 is_named = True
                 with changing_manifest(self._files) as write:
                     now = read_manifest(self._files)
@@ -467,7 +388,7 @@ class ChangeLog:
         """Begin another segment."""
         self._sync()
         first = self.version + 1
-        self._new_segment(self._manifest, first)
+        new_segment(self._files, self._manifest, first)
         try:
             with changing_manifest(self._files) as write:
                 now = read_manifest(self._files)

@@ -1,0 +1,92 @@
+"""Making a log, and bringing one whose writer died to its last whole commit."""
+
+import warnings
+
+from shoal import _native
+from shoal.errors import CheckpointError
+from shoal.log.commit import Commit
+from shoal.log.compact import compacting
+from shoal.log.files import Files, make_file, names_in, remove_file, remove_folder
+from shoal.log.head import read_head
+from shoal.log.manifest import Manifest, new_manifest, read_manifest, write_manifest
+from shoal.log.segment import Scan, SegmentFile, header_of
+
+
+class TornTailWarning(UserWarning):
+    """A log's writer had died in a commit, of which the half that was written is cut off."""
+
+
+def create(files: Files, where: str) -> None:
+    """A log without commits, in a folder that has nothing else."""
+    known = {"LOCK", "MANIFEST.lock", "COMPACT", "HEAD", "MANIFEST.json.tmp", "segments", "dense", "snapshots"}
+    others = [name for name in names_in(files.root) if name not in known]
+    if others:
+        raise CheckpointError(
+            f"[{where}] wanted a log or an empty folder; got one with {', '.join(sorted(others)[:3])}. Name another "
+            f"path."
+        )
+    files.make()
+    manifest = new_manifest()
+    new_segment(files, manifest, 1)
+    _native.sync_directory(str(files.root))
+    write_manifest(files, manifest)
+
+
+def new_segment(files: Files, manifest: Manifest, first: int) -> None:
+    """An empty segment, which the manifest does not name yet."""
+    path = files.segment(first)
+    make_file(path, header_of(manifest.identity, first))
+    _native.sync_directory(str(path.parent))
+
+
+def cut_tail(files: Files, manifest: Manifest, newest: Commit | None, where: str) -> tuple[int, Commit | None]:
+    """Where the last segment's whole commits end, and the newest of them; what stands behind is cut off, if it was
+    never promised."""
+    first = manifest.segments[-1]
+    head = read_head(files)
+    segment = SegmentFile(files.segment(first), manifest.identity, first)
+    try:
+        segment.check_header()
+        begin = head.end if head.segment == first else len(header_of(manifest.identity, first))
+        scan = Scan(begin)
+        for whole in segment.commits(begin, scan, checked=True):
+            newest = whole.commit
+        version = 0 if newest is None else newest.version
+        if scan.problem is None:
+            return scan.end, newest
+        promised = max(head.version, segment.kept_behind(scan.end))
+        if promised > version:
+            raise segment.damaged(scan.end, version + 1, scan.problem)
+        size = segment.size()
+    finally:
+        segment.close()
+    warnings.warn(
+        TornTailWarning(
+            f"[{where}] its last writer died in version {version + 1}: {size - scan.end} bytes behind version "
+            f"{version} are cut off ({scan.problem})."
+        ),
+        stacklevel=4,  # who opens the log
+    )
+    with _native.File.open_to_write(str(files.segment(first))) as file:
+        file.truncate(scan.end)
+        file.sync()
+    return scan.end, newest
+
+
+def remove_strangers(files: Files, manifest: Manifest, version: int) -> None:
+    """Remove what writers that died left: what the manifest does not name, and dense weights behind a version."""
+    segments = {files.segment(first).name for first in manifest.segments}
+    for name in names_in(files.segments):
+        if name not in segments:
+            remove_file(files.segments / name)
+    with compacting(files) as alone:
+        if alone:
+            # As it is now: another process may have made one since this log was opened.
+            snapshots = {files.snapshot(one.version).name for one in read_manifest(files).snapshots}
+            for name in names_in(files.snapshots):
+                if name not in snapshots:
+                    remove_folder(files.snapshots / name)
+    for name in names_in(files.dense):
+        if not name.partition(".")[0].isdecimal() or int(name.partition(".")[0]) > version:
+            remove_file(files.dense / name)
+    remove_file(files.manifest.with_name(files.manifest.name + ".tmp"))
