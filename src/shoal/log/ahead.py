@@ -11,6 +11,8 @@ from typing import TypeVar
 ItemT = TypeVar("ItemT")
 # Of a core that a thread of training wants too, it gets a tenth.
 _NICENESS = 10
+# For work that was interrupted: it looks whether it was every few milliseconds.
+_SECONDS_TO_END = 10.0
 
 
 def made_ahead(items: Generator[ItemT, None, None]) -> Iterator[ItemT]:
@@ -26,10 +28,45 @@ def made_ahead(items: Generator[ItemT, None, None]) -> Iterator[ItemT]:
         items.close()
 
 
-def in_background(work: Callable[[], ItemT]) -> ItemT:
-    """What `work` returns, at a lower priority than that of who waits for it, where the system has one for a thread."""
-    with ThreadPoolExecutor(1, "shoal-log-background", initializer=_be_nice) as thread:
-        return thread.submit(work).result()
+class _Interrupted(BaseException):
+    """Nobody waits any more."""
+
+
+def in_background(work: Callable[[Callable[[object], None]], ItemT]) -> ItemT:
+    """What `work` returns, at a lower priority than that of who waits for it, where the system has one for a thread. It
+    is given something to call now and then, which raises once who waits was interrupted."""
+    is_interrupted = threading.Event()
+
+    def go_on(_done: object) -> None:
+        if is_interrupted.is_set():
+            raise _Interrupted
+
+    answer: list[ItemT] = []
+    failed: list[BaseException] = []
+    done = threading.Lock()  # held until it is: an interrupt leaves events and futures locked
+
+    def run() -> None:
+        try:
+            _be_nice()
+            answer.append(work(go_on))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.release()
+
+    done.acquire()
+    thread = threading.Thread(target=run, name="shoal-log-background")
+    try:
+        thread.start()
+        done.acquire()
+    except BaseException:
+        is_interrupted.set()
+        if thread.ident is not None:
+            done.acquire(timeout=_SECONDS_TO_END)
+        raise
+    if failed:
+        raise failed[0]
+    return answer[0]
 
 
 def _be_nice() -> None:

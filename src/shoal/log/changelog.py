@@ -426,7 +426,7 @@ class ChangeLog:
         meanwhile: its work has a lower priority than the caller's. Other processes may, too (`shoal compact PATH`)."""
         if self.version == 0:
             return None
-        return in_background(lambda: compact(self._files, retain=self._retain))
+        return in_background(lambda go_on: compact(self._files, retain=self._retain, progress=go_on))
 
     def verify(self) -> Report:
         """Read every byte and compare it with its checksum."""
