@@ -1,6 +1,9 @@
 """Tables that are saved, and loaded into others."""
 
 import errno
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +13,8 @@ from torch import nn
 
 import shoal
 from shoal import _native
-from shoal.errors import CheckpointError, NotFoundError, StorageError
+from shoal.errors import CheckpointError, InputError, NotFoundError, StorageError
+from shoal.log.commit import TableCommit
 
 
 @pytest.fixture(autouse=True)
@@ -248,3 +252,108 @@ def test_a_damaged_block_leaves_tables_empty_and_says_so(tmp_path, bags):
     assert "are empty now" in raised.value.__notes__[0]
     assert [len(table) for table in other.tables().values()] == [0, 0, 0]
     train(other, range(3))
+
+
+def test_checkpoints_of_other_numbers_of_ranks_do_not_stand_in_one_folder(tmp_path):
+    bags = made()
+    train(bags, range(2))
+    shoal.save(tmp_path / "one", bags)
+    with pytest.raises(CheckpointError, match="Name another path"):
+        shoal.save(tmp_path / "one", bags, rank=0, ranks=2)
+    for rank in range(2):
+        shoal.save(tmp_path / "two", bags, rank=rank, ranks=2)
+    for ranks in (1, 3):
+        with pytest.raises(CheckpointError, match="Name another path"):
+            shoal.save(tmp_path / "two", bags, ranks=ranks)
+    (tmp_path / "two" / "MANIFEST.json").write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match="of one process and parts of several"):
+        shoal.load(tmp_path / "two", made())
+
+
+def test_ranks_that_stand_at_different_saves_are_not_mixed(tmp_path):
+    bags = made()
+    for rank in range(2):
+        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1)
+    shoal.save(tmp_path, bags, rank=0, ranks=2, step=2)
+    other = made()
+    train(other, range(2))
+    before = rows_of(other)
+    with pytest.raises(CheckpointError, match=r"rank 0 saved step 2 .* rank 1 step 1"):
+        shoal.load(tmp_path, other)
+    assert_rows(other, before)
+
+
+def test_recover_of_what_is_no_log(tmp_path):
+    bags = made()
+    shoal.save(tmp_path, bags, rank=0, ranks=2)
+    with pytest.raises(CheckpointError, match=r"shoal\.load"):
+        shoal.recover(tmp_path, bags)
+    for path in (None, 3):
+        with pytest.raises(InputError, match="the path of a folder"):
+            shoal.recover(path, bags)
+        with pytest.raises(InputError, match="the path of a folder"):
+            shoal.load(path, bags)
+    with pytest.raises(InputError, match="a list of names"):
+        shoal.load(tmp_path, bags, tables="a")
+
+
+def test_weights_alone_leave_the_optimizers_settings(tmp_path):
+    saved = shoal.EmbeddingBagCollection([shoal.Table("t", 4, optimizer=shoal.Adagrad(lr=0.5))])
+    saved.table("t").assign([1], torch.ones(1, 4))
+    shoal.save(tmp_path, saved)
+    bags = shoal.EmbeddingBagCollection([shoal.Table("t", 4, optimizer=shoal.Adam(lr=0.001))])
+    shoal.load(tmp_path, bags, state=False)
+    assert bags.optimizer.param_groups[0]["lr"] == 0.001
+    assert torch.equal(bags.table("t").lookup([1]), torch.ones(1, 4))
+
+
+def test_what_a_checkpoint_lacks_changes_no_dense_weights(tmp_path):
+    bags, model = made(), torch.nn.Linear(2, 2)
+    shoal.save(tmp_path, bags, dense=model)
+    other = torch.nn.Linear(2, 2)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(CheckpointError, match="no optimizer's state"):
+        shoal.load(tmp_path, bags, dense=other, optimizer=torch.optim.SGD(other.parameters()))
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    with pytest.raises(CheckpointError, match="has the shape"):
+        shoal.load(tmp_path, bags, dense=torch.nn.Linear(2, 3))
+    with pytest.raises(CheckpointError, match="differ in 'bias'"):
+        shoal.load(tmp_path, bags, dense=torch.nn.Linear(2, 2, bias=False))
+
+
+def test_room_is_made_for_as_many_rows_as_the_files_can_hold(tmp_path, monkeypatch):
+    bags = made()
+    train(bags, range(2))
+    shoal.save(tmp_path, bags)
+    original, asked = TableCommit.from_json, []
+    monkeypatch.setattr(
+        TableCommit, "from_json", staticmethod(lambda where, value: replace(original(where, value), rows=2**40))
+    )
+    other = made()
+    for table in other._group.tables:
+        monkeypatch.setattr(table, "expect", asked.append)
+    shoal.load(tmp_path, other)
+    assert 0 < sum(asked) < 100_000
+    assert_rows(other, rows_of(bags))
+
+
+def test_loads_beside_a_process_that_saves_again_and_again(tmp_path):
+    """Its files are removed while they are read."""
+    program = """
+import sys, torch, shoal
+bags = shoal.EmbeddingBagCollection([shoal.Table("t", 64)])
+bags.table("t").assign(range(20_000), torch.zeros(20_000, 64))
+for step in range(10**9):
+    shoal.save(sys.argv[1], bags, step=step)
+    if step == 0:
+        print("saved", flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout.readline() == b"saved\n"
+            bags = shoal.EmbeddingBagCollection([shoal.Table("t", 64)])
+            steps = [shoal.load(tmp_path, bags).step for _ in range(60)]
+            assert steps == sorted(steps)
+            assert len(bags.table("t")) == 20_000
+        finally:
+            writer.kill()

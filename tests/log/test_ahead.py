@@ -79,7 +79,7 @@ def test_background_work_ends_when_who_waits_is_interrupted():
 
     def interrupt():
         begun.wait()
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
     try:

@@ -59,7 +59,7 @@ def staged(bags):
 @pytest.mark.parametrize("kind", ["ssd", "memory"])
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_run_is_the_same_and_finds_its_rows_in_memory(kind, depth, tmp_path):
-    plain, ahead = collection([TABLE]), spilling(kind, tmp_path, "96KiB")
+    plain, ahead = collection([TABLE]), spilling(kind, tmp_path, "104KiB")
     wanted = train(plain, batches(60))
     got = train(ahead, shoal.prefetch(batches(60), ahead, depth=depth))
     assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))

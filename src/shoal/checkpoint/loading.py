@@ -1,16 +1,18 @@
 """Loading tables from a checkpoint or a log, whatever their tiers, devices and ranks were."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
-from shoal.errors import CheckpointError, NotFoundError
+from shoal.config.checked import integer
+from shoal.errors import CheckpointError, InputError, NotFoundError, StorageError
 from shoal.log.ahead import made_ahead
 from shoal.log.commit import Commit
 from shoal.log.dense import restore_dense
@@ -19,6 +21,10 @@ from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Layout, Rows
+
+ResultT = TypeVar("ResultT")
+# Of a load whose files are removed under it: each takes another process a commit and a compaction.
+_MOST_TRIES = 20
 
 
 def load(
@@ -44,11 +50,38 @@ def load(
     is damaged in the middle, tables are left empty, and it says so.
     """
     where = f"load {path}"
+    require_path("load", path)
     held = LoggedTables(where, bags)
     wanted = {name: held[name] for name in _names(where, held, tables)}
-    versions = [_version(part, version) for part in parts_of(Path(path))]
-    plans = [_Plan(where, one, wanted, state, cast, Rank(rank, ranks)) for one in versions]
+    if version is not None:
+        integer(where, "version", version, low=1)
+    call = partial(_load, where, Path(path), held, wanted, version, state, cast, Rank(rank, ranks))
+    return while_it_changes(Path(path), lambda: call(dense, optimizer, progress))
+
+
+def _load(
+    where: str,
+    path: Path,
+    held: LoggedTables,
+    wanted: dict[str, LoggedTable],
+    version: int | None,
+    state: bool,
+    cast: bool,
+    rank: Rank,
+    dense: Any,
+    optimizer: Any,
+    progress: bool | None,
+) -> Commit:
+    versions = [_version(part, version) for part in parts_of(path)]
+    plans = [_Plan(where, one, wanted, state, cast, rank) for one in versions]
     commit = versions[0].commit
+    for number, one in enumerate(versions):
+        if (one.commit.step, one.version_if_no_step) != (commit.step, versions[0].version_if_no_step):
+            raise CheckpointError(
+                f"[{where}] wanted all ranks at one step; rank 0 saved step {commit.step} (version {commit.version}) "
+                f"and rank {number} step {one.commit.step} (version {one.commit.version}). A save was interrupted: "
+                f"load an older checkpoint."
+            )
     states = versions[0].dense() if dense is not None or optimizer is not None else {}
     restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
     rows = sum(one.rows for plan in plans for one in plan.commits.values())
@@ -57,11 +90,14 @@ def load(
             plan.fill(bar)
         for name, table in wanted.items():
             memory = commit.tables[name]
-            table.remember(replace(memory, step=max(plan.commits[name].step for plan in plans)))
+            step = max(plan.commits[name].step for plan in plans)
+            table.remember(replace(memory, step=step, hyper=memory.hyper if state else {}))
     return commit
 
 
 def _names(where: str, held: LoggedTables, tables: Sequence[str] | None) -> list[str]:
+    if isinstance(tables, str):
+        raise InputError(f"[{where}] tables: wanted a list of names; got {tables!r}.")
     names = list(held) if tables is None else list(tables)
     for name in names:
         if name not in held:
@@ -73,6 +109,33 @@ def _version(part: Path, version: int | None) -> Version:
     found = LogReader(Files(str(part))).at(version)
     if found is None:
         raise CheckpointError(f"[log {part}] nothing was committed to it yet. Was a save interrupted?")
+    return found
+
+
+def require_path(call: str, path: Any) -> None:
+    """Raise InputError where it is none."""
+    if not isinstance(path, (str, Path)):
+        raise InputError(f"[{call}] path: wanted the path of a folder; got {path!r:.100}.")
+
+
+def while_it_changes(path: Path, call: Callable[[], ResultT]) -> ResultT:
+    """What a call that reads a log returns. Where another process removed files under it, as who compacts or saves
+    anew does, it is called again."""
+    for _again in range(_MOST_TRIES - 1):
+        before = _manifests(path)
+        try:
+            return call()
+        except (StorageError, CheckpointError):
+            if _manifests(path) == before:
+                raise
+    return call()
+
+
+def _manifests(path: Path) -> list[bytes]:
+    found = []
+    for part in sorted([path, *path.glob("rank-*")]):
+        with suppress(OSError):
+            found.append((part / "MANIFEST.json").read_bytes())
     return found
 
 
@@ -120,7 +183,8 @@ class _Plan:
             layout, target = self._version.layouts[name], table.layout
             first, end = self._rank.buckets(layout.buckets)
             filter_by = None if self._rank.ranks == 1 else (first, end)
-            table.table.expect(self.commits[name].rows // self._rank.ranks)
+            rows = min(self.commits[name].rows, self._version.most_rows(name))
+            table.table.expect(rows // self._rank.ranks)
             with table.table.filling():
                 for change in made_ahead(self._version.steps(name, first, end)):
                     apply(table, change, layout, target, self._state, filter_by)

@@ -31,11 +31,41 @@ class Rank:
         return path if self.ranks == 1 else path / f"rank-{self.rank:05}-of-{self.ranks:05}"
 
 
+def _rank_folders(path: Path) -> dict[str, re.Match[str]]:
+    return {name: match for name in names_in(path) if (match := _FOLDER.fullmatch(name))}
+
+
+def require_kind(path: Path, rank: Rank) -> None:
+    """Raise CheckpointError where a folder has a checkpoint of another number of ranks: both would be there."""
+    others = [name for name, match in _rank_folders(path).items() if int(match[2]) != rank.ranks]
+    if rank.ranks > 1 and (path / "MANIFEST.json").exists():
+        others.append("MANIFEST.json")
+    if others:
+        raise CheckpointError(
+            f"[save {path}] wanted a new folder, or one that {rank.ranks} ranks saved to; got one with {others[0]}. "
+            f"Name another path."
+        )
+
+
+def require_no_ranks(where: str, path: Path) -> None:
+    """Raise CheckpointError where a folder has parts that several ranks saved: none of them is the log."""
+    if found := _rank_folders(path):
+        raise CheckpointError(
+            f"[{where}] wanted a log; got a folder that ranks saved to ({min(found)}). Use shoal.load, which reads all "
+            f"parts, or recover this rank's own folder."
+        )
+
+
 def parts_of(path: Path) -> list[Path]:
     """The parts of a checkpoint, whoever saved it: one, or one for each rank that did."""
+    found = _rank_folders(path)
     if (path / "MANIFEST.json").exists():
+        if found:
+            raise CheckpointError(
+                f"[checkpoint {path}] holds a checkpoint of one process and parts of several ({min(found)}). Move "
+                f"those away that are not wanted."
+            )
         return [path]
-    found = {name: match for name in names_in(path) if (match := _FOLDER.fullmatch(name))}
     if not found:
         raise CheckpointError(f"[checkpoint {path}] wanted a checkpoint or a log; there is none. Is the path right?")
     counts = {int(match[2]) for match in found.values()}

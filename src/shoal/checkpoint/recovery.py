@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.loading import apply, emptied
+from shoal.checkpoint.loading import apply, emptied, require_path, while_it_changes
 from shoal.checkpoint.progress import progress_bar
+from shoal.checkpoint.ranks import require_no_ranks
 from shoal.errors import CheckpointError
 from shoal.log.ahead import made_ahead
 from shoal.log.commit import Commit, set_random_states
@@ -24,9 +25,16 @@ def recover(
     same batches, bit for bit that which did not stop; the next commit to this log holds what changed since, whether a
     ChangeLog is open already or not.
     """
-    where = f"recover {path}"
+    require_path("recover", path)
+    return while_it_changes(Path(path), lambda: _recover(f"recover {path}", path, bags, dense, optimizer, progress))
+
+
+def _recover(
+    where: str, path: str | Path, bags: Any, dense: Any, optimizer: Any, progress: bool | None
+) -> Commit | None:
     files = Files(str(path))
     if is_new(files):
+        require_no_ranks(where, Path(path))
         return None
     version = LogReader(files).at()
     if version is None:
@@ -45,12 +53,14 @@ def recover(
     with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
         for name, table in known.items():
             table.follow(version.manifest.identity, version.commit.version)
-            table.table.expect(version.commit.tables[name].rows)
+            table.table.expect(min(version.commit.tables[name].rows, version.most_rows(name)))
             with table.table.filling():
                 for change in made_ahead(version.steps(name)):
                     apply(table, change, table.layout, table.layout, True, None)
                     bar(len(change.keys))
             table.remember(version.commit.tables[name])
             table.equals(version.manifest.identity, version.commit.version)
+    for name in set(tables) - set(known):
+        tables[name].table.step = 0  # as it was before it was committed for the first time
     set_random_states(where, version.commit.rng)
     return version.commit

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.progress import progress_bar
-from shoal.checkpoint.ranks import Rank
+from shoal.checkpoint.ranks import Rank, require_kind
 from shoal.log import ChangeLog
 from shoal.log.tables import LoggedTables
 
@@ -29,8 +29,10 @@ def save(
     as one version more. `ChangeLog(path)` can go on from it. rank, ranks: each of several processes saves its part.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
+    here = Rank(rank, ranks)
+    require_kind(Path(path), here)
     rows = sum(len(table.table) for table in LoggedTables(f"save {path}", bags).values())
-    with ChangeLog(str(Rank(rank, ranks).folder(Path(path)))) as log, progress_bar("saving", rows, progress) as bar:
+    with ChangeLog(str(here.folder(Path(path)))) as log, progress_bar("saving", rows, progress) as bar:
         return log.rewrite(
             bags,
             step=step,

@@ -1,5 +1,6 @@
 """The change log of tables: commits of what changed, atomic and in order."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,11 +15,11 @@ import torch
 from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
-from shoal.errors import ConfigError, InputError, StorageError
+from shoal.errors import ConfigError, ForkError, InputError, StorageError
 from shoal.log.ahead import in_background
 from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
 from shoal.log.compact import compact, let_go
-from shoal.log.dense import restore_dense, write_dense
+from shoal.log.dense import check_dense, restore_dense, write_dense
 from shoal.log.files import Files, is_new, remove_file
 from shoal.log.head import Head, HeadWriter
 from shoal.log.manifest import (
@@ -67,6 +68,7 @@ class ChangeLog:
         self._segment_bytes = parse_size(segment, "ChangeLog segment")
         self._retain = integer("ChangeLog", "retain", retain, low=1)
         self._mutex = threading.RLock()
+        self._process = os.getpid()
         self._files = Files(str(path))
         self._failed: BaseException | None = None
         self._head = Head()
@@ -90,6 +92,8 @@ class ChangeLog:
         self._manifest = read_manifest(files)
         self._synced_at = time.monotonic()
         end, self._newest = cut_tail(files, self._manifest, LogReader(files).newest(), self._where)
+        self._versions: dict[str, int] = {}
+        self._known_from = self.version
         self._writer = SegmentWriter(files.segment(self._manifest.segments[-1]), end)
         self._head_file = HeadWriter(files)
         # What was read is not yet known to be on the disk.
@@ -98,6 +102,8 @@ class ChangeLog:
 
     def close(self) -> None:
         """What was committed is on the disk; another process may write."""
+        if os.getpid() != self._process:
+            return  # it is the parent's
         with self._mutex:
             if self._lock is None:
                 return
@@ -125,10 +131,15 @@ class ChangeLog:
         self.close()
 
     def _require_open(self) -> tuple[SegmentWriter, HeadWriter]:
+        if os.getpid() != self._process:
+            raise ForkError(
+                f"[{self._where}] was opened by process {self._process}, of which this one ({os.getpid()}) is a fork; "
+                f"one process writes to a log. Open it in the one that does."
+            )
         if self._failed is not None:
             raise StorageError(
-                f"[{self._where}] an earlier write did not reach the disk ({self._failed}). Close this log and open it "
-                f"again, which looks at what is there."
+                f"[{self._where}] an earlier write was interrupted or did not reach the disk ({self._failed!r:.300}). "
+                f"Close this log and open it again, which looks at what is there."
             ) from self._failed
         if self._writer is None or self._head_file is None:
             raise StorageError(f"[{self._where}] this log was closed. Open it again.")
@@ -168,6 +179,7 @@ class ChangeLog:
             told = self._told(step, event_time, metadata)
             version = self.version + 1
             writer = self._begin_commit([table.layout for table in tables.values()])
+            is_written = False
             try:
                 # Alone: a seal clears flags that lookups stamp, and other logs may seal the same tables.
                 with tables.alone():
@@ -175,15 +187,13 @@ class ChangeLog:
                     told = replace(told, rng=random_states())
                 written = write_dense(self._files, version, self._where, dense, optimizer)
                 commit = self._end_commit(writer, told, said, written)
-            except BaseException:
-                self._undo(writer, version)
+                is_written = True
+                self._is_committed(writer, commit, tables)
+                for table in tables.values():
+                    table.table.changes.committed(self._manifest.identity, version)
+            except BaseException as error:
+                self._undo(writer, version, error if is_written else None)
                 raise
-            writer.commit()
-            self._newest = commit
-            for table in tables.values():
-                table.table.changes.committed(self._manifest.identity, version)
-            if self._kept_now:
-                self._keep()
             return version
 
     def commit_rows(
@@ -198,19 +208,18 @@ class ChangeLog:
             number = self._manifest.number_of(layout.name)
             assert number is not None
             rows = 0
+            is_written = False
             try:
                 for piece in pieces:
                     writer.append(encode_puts(piece, layout, table=number, version=told.version))
                     rows += len(piece)
                 said = TableCommit(step, rows, puts=rows, replaces=True)
                 commit = self._end_commit(writer, told, {layout.name: said}, None)
-            except BaseException:
-                self._undo(writer, told.version)
+                is_written = True
+                self._is_committed(writer, commit, [layout.name])
+            except BaseException as error:
+                self._undo(writer, told.version, error if is_written else None)
                 raise
-            writer.commit()
-            self._newest = commit
-            if self._kept_now:
-                self._keep()
             return told.version
 
     def _end_commit(
@@ -224,6 +233,18 @@ class ChangeLog:
         if self._is_due():
             self._sync_file(writer)
         return commit
+
+    def _is_committed(self, writer: SegmentWriter, commit: Commit, tables: Iterable[str]) -> None:
+        """All frames of a commit to these tables are written: from here on it is the newest."""
+        writer.commit()
+        self._newest = commit
+        self._versions.update(dict.fromkeys(tables, commit.version))
+        if self._kept_now:
+            self._keep()
+
+    def _version_of(self, table: str) -> int:
+        """The newest version that changed a table, as far as this process knows."""
+        return self._versions.get(table, self._known_from)
 
     def _begin_commit(self, layouts: list[Layout]) -> SegmentWriter:
         """Where the next commit is written, which may have tables that the log has not yet."""
@@ -279,6 +300,7 @@ class ChangeLog:
                     self._undo_dense(version)
                 raise
             self._manifest, self._newest = changed, commit
+            self._versions, self._known_from = {}, version
             self._write_to(version + 1)
             let_go(self._files, now, changed)
             return version
@@ -287,7 +309,9 @@ class ChangeLog:
         """What the user says of the next version, checked."""
         step = None if step is None else integer(self._where, "step", step, low=-(2**63), high=2**63 - 1)
         if event_time is not None and (not isinstance(event_time, (int, float)) or isinstance(event_time, bool)):
-            raise InputError(f"[{self._where}] event_time: wanted a number; got {event_time!r}.")
+            raise InputError(f"[{self._where}] event_time: wanted a number; got {event_time!r:.100}.")
+        if isinstance(event_time, int) and abs(event_time) > 2**63:
+            raise InputError(f"[{self._where}] event_time: wanted seconds; got {event_time!r:.100}.")
         return Commit(
             self.version + 1,
             time.time(),
@@ -303,7 +327,7 @@ class ChangeLog:
         held, layout = table.table, table.layout
         number = self._manifest.number_of(table.name)
         assert number is not None
-        held.changes.follow(self._manifest.identity, self.version)
+        held.changes.follow(self._manifest.identity, self._version_of(table.name))
         held.seal()
         keys = held.changes.look(self._manifest.identity)
         rows_each = rows_in_block(layout)
@@ -339,7 +363,11 @@ class ChangeLog:
                 write(changed)
                 self._manifest = changed
 
-    def _undo(self, writer: SegmentWriter, version: int) -> None:
+    def _undo(self, writer: SegmentWriter, version: int, written: BaseException | None = None) -> None:
+        """A commit failed. `written`: with what, if that was behind its last frame: what is on the disk decides."""
+        if written is not None:
+            self._failed = written
+            return
         try:
             writer.abandon()
         except BaseException as error:
@@ -439,7 +467,8 @@ class ChangeLog:
             tables = LoggedTables(self._where, bags)
             then, since = self.at(version), list(self.tail(version))
             states = then.dense() if dense is not None or optimizer is not None else {}
-            roll_back(self._where, tables, then, since, self._manifest.identity)
+            check_dense(self._where, states, dense, optimizer)
+            roll_back(self._where, tables, then, since, self._manifest.identity, self._version_of)
             restore_dense(self._where, states, dense, optimizer)
             told = {"rollback": version}
             return self.commit(bags, step=then.commit.step, dense=dense, optimizer=optimizer, metadata=told)

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from shoal.errors import InputError, StorageError
-from shoal.log.fields import Fields
+from shoal.log.fields import Fields, is_number
+
+# Of a commit's metadata: what reads it may stand deep in calls itself.
+_MOST_DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def _hyper(fields: Fields) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in fields.value.items():
         numbers = value if isinstance(value, list) else [value]
-        if not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in numbers):
+        if not all(map(is_number, numbers)):
             raise StorageError(f"[{fields.where}] {name}: wanted numbers; got {value!r:.100}. The file is damaged.")
         found[name] = tuple(map(float, numbers)) if isinstance(value, list) else float(value)
     return found
@@ -142,10 +145,20 @@ def _unbase64(fields: Fields, name: str) -> bytes:
         raise StorageError(f"[{fields.where}] {name!r:.100}: wanted base64. The file is damaged.") from None
 
 
+def _depth(value: Any, most: int) -> int:
+    """Of dicts and lists in each other; where it is more than `most`, anything above it."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return 1 + (max((_depth(one, most - 1) for one in inner), default=0) if most >= 0 else 0)
+
+
 def checked_metadata(where: str, metadata: Any) -> dict[str, Any]:
     """What a user gave, if it is the same behind JSON."""
     if metadata is None:
         return {}
+    if _depth(metadata, _MOST_DEPTH) > _MOST_DEPTH:
+        raise InputError(
+            f"[{where}] metadata: wanted a dict that is at most {_MOST_DEPTH} deep; got one that is deeper."
+        )
     try:
         same = isinstance(metadata, dict) and json.loads(json.dumps(metadata, allow_nan=False)) == metadata
     except (TypeError, ValueError, RecursionError):

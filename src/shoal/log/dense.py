@@ -91,20 +91,49 @@ def read_dense(path: Path, wanted: DenseFile) -> dict[str, Any]:
     return states
 
 
-def restore_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
-    """Load state dicts into a model and its optimizers, as they were."""
+def check_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
+    """Raise CheckpointError where state dicts are not those of a model and its optimizers. Nothing changes."""
     if dense is not None:
         if _MODEL not in states:
             raise CheckpointError(f"[{where}] dense: the version has no dense weights. Leave dense= out.")
         with without_rows():
-            dense.load_state_dict(states[_MODEL])
+            _check_model(where, dense, states[_MODEL])
     if optimizer is not None:
         if _OPTIMIZER not in states:
             raise CheckpointError(f"[{where}] optimizer: the version has no optimizer's state. Leave optimizer= out.")
         held = states[_OPTIMIZER]
+        _each(where, optimizer, lambda _one: None)
+        if isinstance(optimizer, Mapping) and (not isinstance(held, dict) or set(held) != set(optimizer)):
+            raise CheckpointError(f"[{where}] optimizer: wanted those that were committed; got {list(optimizer)}.")
+
+
+def _check_model(where: str, dense: Any, held: Any) -> None:
+    if not isinstance(dense, nn.Module) or not isinstance(held, Mapping):
+        return  # only it knows
+    wanted = {name: value for name, value in dense.state_dict().items() if isinstance(value, Tensor)}
+    if absent := sorted(set(wanted) ^ {name for name, value in held.items() if isinstance(value, Tensor)}):
+        raise CheckpointError(
+            f"[{where}] dense: the model and the version differ in {', '.join(map(repr, absent[:3]))}. Make the model "
+            f"as it was committed, or leave dense= out."
+        )
+    for name, value in wanted.items():
+        if not nn.parameter.is_lazy(value) and value.shape != held[name].shape:
+            raise CheckpointError(
+                f"[{where}] dense: {name!r} has the shape {list(value.shape)}; the version's has "
+                f"{list(held[name].shape)}. Make the model as it was committed, or leave dense= out."
+            )
+
+
+def restore_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
+    """Load state dicts into a model and its optimizers, as they were. What does not fit is refused before any changes,
+    as far as can be told from outside."""
+    check_dense(where, states, dense, optimizer)
+    if dense is not None:
+        with without_rows():
+            dense.load_state_dict(states[_MODEL])
+    if optimizer is not None:
+        held = states[_OPTIMIZER]
         if isinstance(optimizer, Mapping):
-            if not isinstance(held, dict) or set(held) != set(optimizer):
-                raise CheckpointError(f"[{where}] optimizer: wanted those that were committed; got {list(optimizer)}.")
             for name, one in optimizer.items():
                 one.load_state_dict(held[name])
         else:

@@ -34,7 +34,7 @@ class Fields:
         value = self.value.get(name)
         if value is None:
             return None
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not is_number(value):
             raise self._wrong(name, "a number")
         return float(value)
 
@@ -62,6 +62,11 @@ class Fields:
         if not isinstance(value, list):
             raise self._wrong(name, "a list")
         return [read(f"{self.where}, {name} {at}", item) for at, item in enumerate(value)]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a float has it: JSON's integers have no end."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST)
 
 
 def whole(where: str, value: Any) -> int:

@@ -67,7 +67,7 @@ def read_manifest(files: Files) -> Manifest:
     value = Fields(f"file {files.manifest}", read_sealed_json(files.manifest))
     if value.text("format") != FORMAT:
         raise StorageError(f"[file {files.manifest}] wanted a {FORMAT}; got {value.text('format')!r:.100}.")
-    if (version := value.integer("version")) > FORMAT_VERSION:
+    if (version := value.integer("version", 1)) > FORMAT_VERSION:
         raise CheckpointError(
             f"[file {files.manifest}] this Shoal reads formats up to {FORMAT_VERSION}; the log is of {version}. "
             f"Install a newer Shoal."

@@ -222,6 +222,20 @@ class Version:
         for one in commits:
             yield from one.changes(table)
 
+    @property
+    def version_if_no_step(self) -> int | None:
+        """What tells it from others where the user gave no step."""
+        return self.commit.version if self.commit.step is None else None
+
+    def most_rows(self, table: str) -> int:
+        """The most rows that the files' sizes allow a table to have, whatever they say."""
+        base, commits = self.base_of(table)
+        number = self.manifest.number_of(table)
+        held = 0 if base is None or table not in base.tables else size_of(base.path_of(table)) or 0
+        for one in commits:
+            held += sum(place.header.payload_bytes for place in one.whole.frames if place.header.table == number)
+        return held // self.layouts[table].row_bytes
+
     def base_of(self, table: str) -> tuple[Snapshot | None, list[CommittedChanges]]:
         """The snapshot, unless a later commit replaced all rows; and the commits from there on."""
         for at in range(len(self._commits) - 1, -1, -1):

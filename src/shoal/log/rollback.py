@@ -1,28 +1,42 @@
 """Having the rows of an older version again."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from shoal.errors import CheckpointError
+from shoal.log.commit import TableCommit
 from shoal.log.reader import CommittedChanges, Version, Winners
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Rows, join
 
 
-def roll_back(where: str, tables: LoggedTables, version: Version, since: list[CommittedChanges], log: str) -> None:
+def roll_back(
+    where: str,
+    tables: LoggedTables,
+    version: Version,
+    since: list[CommittedChanges],
+    log: str,
+    version_of: Callable[[str], int],
+) -> None:
     """Have the rows of tables be as they were at a version. `since`: the commits behind it; what changed in the tables
-    behind the last of these goes, too."""
+    behind the last of these goes, too. `version_of`: the newest version of the log that changed a table."""
+    for name in tables:
+        if name not in version.layouts and not any(name in one.commit.tables for one in since):
+            raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")
     for name, table in tables.items():
         if name in version.layouts and (difference := version.layouts[name].difference(table.layout)):
             raise CheckpointError(f"[{where}] table {name!r} has another layout than at that version: {difference}.")
-    newest = since[-1].version if since else version.commit.version
     with tables.alone():
         # All is read before anything changes.
-        before = {name: _before(table, version, _touched(table, since, log, newest)) for name, table in tables.items()}
+        before = {
+            name: _before(table, version, _touched(table, since, log, version_of(name)))
+            for name, table in tables.items()
+        }
         for name, table in tables.items():
             _restore(table, *before[name])
-            if name in version.commit.tables:
-                table.remember(version.commit.tables[name])
+            table.remember(version.commit.tables.get(name, TableCommit(0, 0)))
 
 
 def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, newest: int) -> Tensor | None:

@@ -194,6 +194,7 @@ class Snapshot:
             )
             if not layouts or layouts[blocks.number].name != name:
                 raise StorageError(f"[file {path}] {name!r:.100} is not the manifest's table {blocks.number}.")
+            _check_order(f"file {path}, table {name!r:.100}", blocks, layouts[blocks.number].buckets)
             self.tables[name], self._layouts[name] = blocks, layouts[blocks.number]
 
     def path_of(self, name: str) -> Path:
@@ -236,6 +237,15 @@ class Snapshot:
                 yield rows
         finally:
             reader.close()
+
+
+def _check_order(where: str, table: TableBlocks, buckets: int) -> None:
+    """Blocks stand one behind the other, in the order of their buckets: none is there twice."""
+    end = bucket = 0
+    for block in table.blocks:
+        if block.offset < end or not bucket <= block.first_bucket <= block.last_bucket < buckets:
+            raise StorageError(f"[{where}] wanted blocks in order; got one at {block.offset} that is not. Restore it.")
+        end, bucket = block.offset + block.bytes, block.last_bucket
 
 
 def _name(number: int) -> str:

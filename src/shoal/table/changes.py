@@ -79,6 +79,8 @@ class Changes:
 
     def __init__(self) -> None:
         self.listed = _native.ChangedRows()  # since the last seal
+        # Lists were dropped: rows may be flagged changed that no list has, and must not be before anybody looks.
+        self.flags_are_stale = False
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
         self._bases: dict[str, _Base] = {}
 
@@ -123,6 +125,7 @@ class Changes:
 
     def lose(self) -> None:
         """Say that all rows may have changed."""
+        self.flags_are_stale = True
         self.listed.take_keys()
         self.listed.take_slots()
         for cursor in self._cursors:

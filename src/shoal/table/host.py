@@ -630,6 +630,7 @@ class HostTable:
                 self.storage.forget_keys()
         else:
             self.storage.keep_keys(self.index.native)
+            self.changes.flags_are_stale = False
         self._is_tracking = not self._is_tracking
         self._update.track(self.changes.listed if self._is_tracking else None)
 
@@ -642,8 +643,15 @@ class HostTable:
     def seal(self) -> None:
         """Tell the readers of changes what changed up to now."""
         self.follow_readers()
-        slots = self.find(self.changes.seal(self.storage.changed_keys if self._is_tracking else None))
-        self.storage.clear_changed(slots[slots != NO_SLOT])
+        try:
+            if self._is_tracking and self.changes.flags_are_stale:
+                self.storage.keep_keys(self.index.native)
+                self.changes.flags_are_stale = False
+            slots = self.find(self.changes.seal(self.storage.changed_keys if self._is_tracking else None))
+            self.storage.clear_changed(slots[slots != NO_SLOT])
+        except BaseException:
+            self.changes.lose()  # some may be told of and flagged still
+            raise
 
     def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
         """Whole rows of distinct keys that have one, from whichever tier; and which these are."""
