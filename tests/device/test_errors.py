@@ -28,6 +28,7 @@ def limited(size):
     return on_device(in_hbm(sgd(), size), Table("b", 4, optimizer=shoal.SGD(lr=1.0)))
 
 
+@pytest.mark.slow
 def test_keys_beyond_the_budget_have_no_row_and_the_others_are_right():
     bags, host = limited("4KiB"), shoal.EmbeddingBagCollection([sgd(), Table("b", 4)], seed=7)
     keys = list(range(120))

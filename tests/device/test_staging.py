@@ -104,7 +104,7 @@ def test_rows_that_came_ahead_need_no_storage_any_more():
     assert_sound(bags)
 
 
-@pytest.mark.parametrize("what", [slow("erase"), slow("assign"), "load", "leave", "overwrite"])
+@pytest.mark.parametrize("what", [slow("erase"), slow("assign"), "load", slow("leave"), slow("overwrite")])
 @ON_ONE_FORM
 def test_what_happens_between_staging_and_lookup(form, what):
     pair = Below(form, adam(), size="6KiB")

@@ -73,6 +73,7 @@ def refuse():
     raise OSError(errno.EIO, "told to fail")
 
 
+@pytest.mark.slow
 def test_rows_whose_writing_fails_in_another_thread_are_not_lost():
     pair = Below("hbm", adam(), size="3KiB", below=Failing)
     many = pair.stats(0).capacity
@@ -115,6 +116,7 @@ def test_rows_whose_writing_fails_in_another_thread_are_not_lost():
         same(one, two)
 
 
+@pytest.mark.slow
 def test_an_erase_that_fails_half_way_leaves_what_is_in_memory():
     table = Table("a", 4, features=["a", Feature("r", mode="read")], optimizer=shoal.Adam(lr=0.1))
     pair = Below("dram", table, size="3KiB", below=Failing)
@@ -179,6 +181,7 @@ def test_a_table_that_was_large_once_chooses_no_row_twice():
     assert_sound(pair.tiers)
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_leaves_an_empty_table_and_says_so(faults, tmp_path):
     pair = Below("hbm", adam(), size="3KiB", below=Ssd(tmp_path, "16MiB"))
     pair.each(lambda module: module.table("a").assign(range(200), torch.randn(200, 4, device=DEVICE)))

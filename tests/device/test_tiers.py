@@ -229,6 +229,7 @@ def test_a_row_that_is_written_down_takes_the_home_of_the_one_that_comes():
     pair.check()
 
 
+@pytest.mark.slow
 def test_rows_find_their_homes_once_the_index_below_was_built_anew():
     pair = Pair(adam(), hbm="1KiB")
     rows = pair.tiers._group._rows
@@ -283,6 +284,7 @@ def buckets_in(index, keys):
     return [int(torch.nonzero(((held == key) & used).any(1))[0]) for key in keys]
 
 
+@pytest.mark.slow
 def test_keys_go_back_to_their_home_once_others_left_it():
     pair = Pair(adam(), hbm="3KiB")
     index = pair.tiers._group._rows.above.index
@@ -302,6 +304,7 @@ def test_keys_go_back_to_their_home_once_others_left_it():
     pair.check()
 
 
+@pytest.mark.slow
 def test_keys_that_crowd_together_come_and_go():
     pair = Pair(adam(), hbm="3KiB")
     pair.step(kjt({"a": [[0]]}))
@@ -372,6 +375,7 @@ def test_a_handle_sees_one_table():
     assert len(pair.tiers.table("a")) == len(pair.whole.table("a"))
 
 
+@pytest.mark.slow
 def test_assign_erase_and_training_between_each_other():
     pair = Pair(adam(), hbm="1KiB")
     generator = torch.Generator().manual_seed(0)
@@ -392,6 +396,7 @@ def test_assign_erase_and_training_between_each_other():
     pair.check()
 
 
+@pytest.mark.slow
 def test_a_state_dict_goes_from_tier_to_tier():
     pair = Pair(adam(), adam("b", alone_dim := 3), alone=["b"], hbm="1KiB")
     other = Pair(adam(), adam("b", alone_dim), alone=["b"], hbm="2KiB")
@@ -426,6 +431,7 @@ def test_erased_rows_make_room_in_both_tiers():
 # ---- budgets
 
 
+@pytest.mark.slow
 def test_both_budgets_hold_and_the_last_tier_is_what_a_table_may_have():
     bags = shoal.EmbeddingBagCollection([tiered(adam(), "2KiB", "8KiB")], device=DEVICE)
     with pytest.raises(CapacityError, match=r"Raise Dram\(\.\.\.\)"):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,44 +54,39 @@ def load(
     wanted = {name: held[name] for name in _names(where, held, tables)}
     if version is not None:
         integer(where, "version", version, low=1)
-    call = partial(_load, where, Path(path), held, wanted, version, state, cast, Rank(rank, ranks))
-    return while_it_changes(Path(path), lambda: call(dense, optimizer, progress))
+    here = Rank(rank, ranks)
+
+    def attempt() -> Commit:
+        versions = [_version(part, version) for part in parts_of(Path(path))]
+        _require_one_save(where, versions)
+        plans = [_Plan(where, one, wanted, state, cast, here) for one in versions]
+        commit = versions[0].commit
+        states = versions[0].dense() if dense is not None or optimizer is not None else {}
+        restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
+        rows = sum(one.rows for plan in plans for one in plan.commits.values())
+        with progress_bar("loading", rows, progress) as bar, emptied(held, wanted):
+            for plan in plans:
+                plan.fill(bar)
+            for name, table in wanted.items():
+                memory = commit.tables[name]
+                step = max(plan.commits[name].step for plan in plans)
+                table.remember(replace(memory, step=step, hyper=memory.hyper if state else {}))
+        return commit
+
+    return while_it_changes(Path(path), attempt)
 
 
-def _load(
-    where: str,
-    path: Path,
-    held: LoggedTables,
-    wanted: dict[str, LoggedTable],
-    version: int | None,
-    state: bool,
-    cast: bool,
-    rank: Rank,
-    dense: Any,
-    optimizer: Any,
-    progress: bool | None,
-) -> Commit:
-    versions = [_version(part, version) for part in parts_of(path)]
-    plans = [_Plan(where, one, wanted, state, cast, rank) for one in versions]
-    commit = versions[0].commit
+def _require_one_save(where: str, versions: Sequence[Version]) -> None:
+    """Raise CheckpointError where ranks are not all at the step that the first is at, or else at its version."""
+    first = versions[0].commit
     for number, one in enumerate(versions):
-        if (one.commit.step, one.version_if_no_step) != (commit.step, versions[0].version_if_no_step):
+        commit = one.commit
+        if commit.step != first.step or (commit.step is None and commit.version != first.version):
             raise CheckpointError(
-                f"[{where}] wanted all ranks at one step; rank 0 saved step {commit.step} (version {commit.version}) "
-                f"and rank {number} step {one.commit.step} (version {one.commit.version}). A save was interrupted: "
-                f"load an older checkpoint."
+                f"[{where}] wanted all ranks at one step; rank 0 saved step {first.step} (version {first.version}) and "
+                f"rank {number} step {commit.step} (version {commit.version}). A save was interrupted: load an older "
+                f"checkpoint."
             )
-    states = versions[0].dense() if dense is not None or optimizer is not None else {}
-    restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
-    rows = sum(one.rows for plan in plans for one in plan.commits.values())
-    with progress_bar("loading", rows, progress) as bar, emptied(held, wanted):
-        for plan in plans:
-            plan.fill(bar)
-        for name, table in wanted.items():
-            memory = commit.tables[name]
-            step = max(plan.commits[name].step for plan in plans)
-            table.remember(replace(memory, step=step, hyper=memory.hyper if state else {}))
-    return commit
 
 
 def _names(where: str, held: LoggedTables, tables: Sequence[str] | None) -> list[str]:

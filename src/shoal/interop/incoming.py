@@ -75,7 +75,7 @@ def log_rows(
 ) -> int:
     """Commit a file's rows to a log as a table; returns the version."""
     told, step = _told(file)
-    given = {"dim": dim, "dtype": dtype, "buckets": buckets, "seed": seed}
+    given = {"dim": dim, "dtype": dtype, "buckets": buckets, "seed": None if seed is None else seed % 2**64}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     found = dim if dim is not None else file.shape.dim
     if found is None:

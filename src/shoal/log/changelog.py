@@ -440,11 +440,11 @@ class ChangeLog:
 
     def tail(self, since: int = 0) -> Iterator[CommittedChanges]:
         """Whole commits behind a version, in order, up to the newest."""
-        return LogReader(self._files).commits(since)
+        return LogReader(self._files).commits(integer(self._where, "since", since, low=0))
 
     def at(self, version: int) -> Version:
         """All that the log held at a version."""
-        found = LogReader(self._files).at(version)
+        found = LogReader(self._files).at(integer(self._where, "version", version, low=1))
         assert found is not None
         return found
 

@@ -222,11 +222,6 @@ class Version:
         for one in commits:
             yield from one.changes(table)
 
-    @property
-    def version_if_no_step(self) -> int | None:
-        """What tells it from others where the user gave no step."""
-        return self.commit.version if self.commit.step is None else None
-
     def most_rows(self, table: str) -> int:
         """The most rows that the files' sizes allow a table to have, whatever they say."""
         base, commits = self.base_of(table)
