@@ -533,6 +533,32 @@ def test_an_interrupt_right_behind_a_commit_writes_no_version_twice(tmp_path, mo
     assert_rows(again, rows_of(bags))
 
 
+@pytest.mark.parametrize("call", ["commit", "rewrite"])
+def test_an_interrupt_behind_a_new_manifest_is_found_when_the_log_is_opened_again(tmp_path, monkeypatch, call):
+    bags = made()
+    train(bags, range(3))
+    log = shoal.ChangeLog(tmp_path / "log", segment="4KiB")
+    log.commit(bags)
+    train(bags, range(3, 5))
+
+    def interrupt(_self, _first):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shoal.ChangeLog, "_write_to", interrupt)
+        getattr(log, call)(bags)  # the commit begins another segment
+    with pytest.raises(StorageError, match="open it again"):
+        log.commit(bags)
+    log.close()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        assert log.version == (1 if call == "commit" else 2)
+        train(bags, range(5, 7))
+        log.commit(bags)
+        assert log.verify().is_sound
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
 def test_collections_that_commit_in_turn_commit_what_changed(tmp_path):
     one, two = (
         shoal.EmbeddingBagCollection([shoal.Table(name, 4, optimizer=shoal.SGD(lr=1.0))]) for name in ("one", "two")

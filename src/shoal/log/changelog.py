@@ -292,6 +292,9 @@ class ChangeLog:
                     now = read_manifest(self._files)
                     changed = replace(layouts, snapshots=(entry,), segments=(version + 1,))
                     write(changed)
+                self._manifest, self._newest = changed, commit
+                self._versions, self._known_from = {}, version
+                self._write_to(version + 1)
             except BaseException as error:
                 writer.abandon()
                 if is_named:  # by the manifest, it may be: what is on the disk decides
@@ -299,9 +302,6 @@ class ChangeLog:
                 else:
                     self._undo_dense(version)
                 raise
-            self._manifest, self._newest = changed, commit
-            self._versions, self._known_from = {}, version
-            self._write_to(version + 1)
             let_go(self._files, now, changed)
             return version
 
@@ -423,10 +423,10 @@ class ChangeLog:
                 changed = replace(now, segments=(*now.segments, first))
                 write(changed)
                 self._manifest = changed
+            self._write_to(first)
         except BaseException as error:
             self._failed = error  # the manifest may name it already
             raise
-        self._write_to(first)
         return self._require_open()[0]
 
     def _write_to(self, first: int) -> None:
