@@ -47,3 +47,9 @@ def assert_rows(bags, wanted):
     for name, value in wanted.items():
         assert value.dtype == found[name].dtype, name
         assert torch.equal(value, found[name]), (name, value.shape, found[name].shape)
+
+
+def recovered(path, kind="memory", folder=None):
+    """A collection as a log has it, and the commit."""
+    bags = made(kind, folder)
+    return bags, shoal.recover(path, bags)
