@@ -10,6 +10,10 @@ from shoal import _native
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# A run that means another build than the installed one must not pass by it.
+if not _native.__file__.startswith(wanted := os.environ.get("SHOAL_MODULE_IN", "")):
+    raise pytest.UsageError(f"the native module must be of {wanted}, not {_native.__file__}")
+
 # The same examples on every machine: a run that fails can be repeated. No deadline: two test processes share the cores.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=1000)

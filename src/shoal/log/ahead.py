@@ -13,6 +13,8 @@ ItemT = TypeVar("ItemT")
 _NICENESS = 10
 # For work that was interrupted: it looks whether it was every few milliseconds.
 _SECONDS_TO_END = 10.0
+# A signal that comes just before a wait does not end it: its handler runs when the wait does.
+_SECONDS_TO_HEAR = 0.1
 
 
 def made_ahead(items: Generator[ItemT, None, None]) -> Iterator[ItemT]:
@@ -58,7 +60,8 @@ def in_background(work: Callable[[Callable[[object], None]], ItemT]) -> ItemT:
     thread = threading.Thread(target=run, name="shoal-log-background")
     try:
         thread.start()
-        done.acquire()
+        while not done.acquire(timeout=_SECONDS_TO_HEAR):
+            pass
     except BaseException:
         is_interrupted.set()
         if thread.ident is not None:
