@@ -228,6 +228,8 @@ def test_what_is_not_there(tmp_path, logged):
     with pytest.raises(InputError, match=r"bags\.table"):
         export_parquet(path, tmp_path / "x.parquet", table="a")
         import_parquet(tmp_path / "x.parquet", bags)
+    with pytest.raises(InputError, match=r"wanted a file in a folder that is there; got .*/nowhere"):
+        export_parquet(path, tmp_path / "nowhere" / "x.parquet", table="a")
 
 
 # ---- others

@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal import _native
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, InputError
 from shoal.log.files import remove_file, size_of
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a temporary name to write to, which becomes `path` at the end; where that fails, nothing is left of it."""
+    if size_of(path.parent) is None:
+        raise InputError(f"[file {path}] wanted a file in a folder that is there; got {path.parent}. Make it first.")
     temporary = path.with_name(path.name + ".tmp")
     remove_file(temporary)  # of a writer that died
     try:
