@@ -10,6 +10,7 @@ from exchange import assert_same_table, committed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logged import made, rows_of, train
+from sweeps import examples
 
 import shoal
 from shoal import _native
@@ -391,7 +392,7 @@ def exported(tmp_path_factory, logged):
     return folder, (folder / "x.parquet").read_bytes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_are_an_error_or_the_same_rows(exported, logged, data):
     folder, content = exported

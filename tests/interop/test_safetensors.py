@@ -10,6 +10,7 @@ from exchange import assert_same_table, committed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logged import made
+from sweeps import examples
 
 import shoal
 from shoal import _native
@@ -170,7 +171,7 @@ def exported(tmp_path_factory, logged):
     return folder, (folder / "x.safetensors").read_bytes()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_are_an_error_or_rows(exported, data):
     folder, content = exported

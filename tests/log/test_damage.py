@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logged import assert_rows, made, rows_of, train
+from sweeps import examples
 
 import shoal
 from shoal import _native
@@ -88,7 +89,7 @@ def reopen(log, path):
         assert_rows(again, rows_of(bags))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_noticed(log, tmp_path, data):
     path = tmp_path / "copy"

@@ -11,6 +11,7 @@ import torch
 from batches import assert_same_rows, kjt, train_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweeps import examples
 from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
 
 import shoal
@@ -82,7 +83,7 @@ def test_poolings_modes_and_tables_of_both_kinds(kind, which, tmp_path):
     assert_same_rows(plain, tiered)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 2**31), kind=st.sampled_from(KINDS))
 def test_whatever_is_done_in_any_order(seed, kind, tmp_path_factory):
     plain, tiered = both = pair(kind, tmp_path_factory.mktemp("tiers"), [{"name": "t", "dim": 6}])

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
+from sweeps import examples
 
 import shoal
 from shoal.modules import KeyedJaggedTensor
@@ -120,7 +121,7 @@ def run_steps(collection, oracle, steps, names, index_dtype, data):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(data=st.data())
 def test_pooled_training_equals_the_oracle(name, dtype, data):
     seed = data.draw(st.sampled_from([0, 7, 2**64 - 1]))
@@ -156,7 +157,7 @@ def test_pooled_training_equals_the_oracle(name, dtype, data):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_sequence_training_equals_the_oracle(name, data):
     tables = [
