@@ -17,6 +17,8 @@ from shoal import _native
 from shoal.errors import CapacityError, ConfigError, InputError, StorageError
 from shoal.storage import MemoryStorage
 
+pytestmark = pytest.mark.threads
+
 TABLE = {"name": "t", "dim": 8, "optimizer": shoal.Adam(lr=0.1)}
 
 

@@ -7,6 +7,8 @@ import torch
 
 from shoal.storage import MemoryStorage, SsdStorage, check_storage
 
+pytestmark = pytest.mark.threads
+
 
 def test_memory_conforms():
     check_storage(MemoryStorage)

@@ -13,6 +13,8 @@ from shoal import _native
 from shoal.errors import InputError, StorageError
 from shoal.storage import SsdStorage
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture(autouse=True)
 def no_faults_after():

@@ -8,6 +8,8 @@ import pytest
 
 from shoal.table.readers import Readers
 
+pytestmark = pytest.mark.threads
+
 
 def threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("shoal-prefetch-table")]
