@@ -141,6 +141,16 @@ def test_another_type(tmp_path, bags):
     assert torch.equal(other.table("a").lookup(keys), bags.table("a").lookup(keys).bfloat16().float())
 
 
+def test_weights_that_another_type_does_not_have(tmp_path):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("t", 4)])
+    bags.table("t").assign([1, 2], torch.tensor([[1.0] * 4, [1.0, -1e6, 1.0, 1.0]]))
+    shoal.save(tmp_path / "saved", bags)
+    half = shoal.EmbeddingBagCollection([shoal.Table("t", 4, dtype="float16")])
+    with pytest.raises(CheckpointError, match=r"key 2: its weight 1e\+06 is more than float16 has"):
+        shoal.load(tmp_path / "saved", half, cast=True)
+    assert len(half.table("t")) == 0
+
+
 @pytest.mark.parametrize(("saving", "loading"), [(1, 3), (3, 1), (3, 2), (2, 3), (3, 3)])
 def test_another_number_of_ranks(tmp_path, saving, loading):
     """dynamicemb's load drops rows at another world size."""
@@ -295,6 +305,40 @@ def test_recover_of_what_is_no_log(tmp_path):
             shoal.load(path, bags)
     with pytest.raises(InputError, match="a list of names"):
         shoal.load(tmp_path, bags, tables="a")
+
+
+def test_recover_into_tables_that_are_others(tmp_path):
+    def bags(name, optimizer):
+        made = shoal.EmbeddingBagCollection([shoal.Table(name, 4, optimizer=optimizer)])
+        made.table(name).assign([1], torch.ones(1, 4))
+        return made
+
+    shoal.save(tmp_path / "saved", bags("t", shoal.AdamW(lr=0.1, weight_decay=0.3)))
+    for other, message in (
+        (bags("renamed", shoal.AdamW()), "which has 't'; got 'renamed'"),
+        (bags("t", shoal.Adam()), "trained by AdamW, and has Adam"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            shoal.recover(tmp_path / "saved", other)
+        assert [len(table) for table in other.tables().values()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"event_time": float("nan")}, "event_time: wanted seconds; got nan"),
+        ({"metadata": {"x": "\ud800"}}, "metadata: wanted a dict of what JSON has"),
+        ({"metadata": {"x": 10**5000}}, "metadata: wanted a dict of what JSON has"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path, settings, message):
+    for call in (shoal.save, lambda path, *bags, **settings: shoal.ChangeLog(path).commit(*bags, **settings)):
+        with pytest.raises(InputError, match=message):
+            call(tmp_path / "saved", made(), **settings)
+        assert shoal.recover(tmp_path / "saved", made()) is None
+    for path in (None, "", "a\0b"):
+        with pytest.raises(InputError, match="the path of a folder"):
+            shoal.save(path, made())
 
 
 def test_weights_alone_leave_the_optimizers_settings(tmp_path):

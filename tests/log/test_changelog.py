@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from batches import kjt, train_step
-from logged import assert_rows, made, recovered, rows_of, train
+from logged import assert_rows, batch, made, recovered, rows_of, train
 
 import shoal
-from shoal.errors import CapacityError, CheckpointError, InputError, StorageError
+from shoal.errors import BackwardError, CapacityError, CheckpointError, InputError, StorageError
 from shoal.log.compact import compact
 from shoal.log.files import Files
 from shoal.log.opening import remove_strangers
@@ -238,6 +238,58 @@ def test_recover_while_the_log_is_open(tmp_path):
         train(bags, [7])
         log.commit(bags)
         assert not log.newest.tables["a"].replaces
+    again, _ = recovered(tmp_path / "log")
+    assert_rows(again, rows_of(bags))
+
+
+def test_collections_that_are_recovered_together_and_commit_in_turn(tmp_path):
+    x, y = (shoal.EmbeddingBagCollection([shoal.Table(name, 4)]) for name in "xy")
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        for name, bags in (("x", x), ("y", y)):
+            bags.table(name).assign(range(50), torch.ones(50, 4))
+            log.commit(bags)
+        shoal.recover(tmp_path / "log", [x, y])
+        x.table("x").assign([1], torch.zeros(1, 4))
+        log.commit([x, y])
+        assert [(one.puts, one.replaces) for one in log.newest.tables.values()] == [(1, False), (0, False)]
+
+
+def test_what_is_not_given_of_dense_weights_and_optimizers_stays(tmp_path):
+    bags, model = made(), torch.nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters(), lr=0.5)
+    for reopened in (False, True):
+        path = tmp_path / f"{reopened}"
+        log = shoal.ChangeLog(path)
+        log.commit(bags, dense=model)
+        if reopened:
+            log.close()
+            log = shoal.ChangeLog(path)
+        log.commit(bags, optimizer=adam)
+        log.commit(bags)
+        weights = model.weight.detach().clone()
+        model.weight.data.zero_()
+        other = torch.optim.Adam(model.parameters())
+        shoal.recover(path, bags, dense=model, optimizer=other)
+        assert torch.equal(model.weight, weights)
+        assert other.param_groups[0]["lr"] == 0.5
+        log.close()
+
+
+def test_a_forward_from_before_a_rollback_has_no_backward(tmp_path):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        train(bags, range(2))
+        log.commit(bags)
+        wanted = rows_of(bags)
+        train(bags, [2])
+        log.commit(bags)
+        loss = bags(batch(3)).values().sum()
+        log.rollback(1, bags)
+        with pytest.raises(BackwardError, match="rolled back"):
+            loss.backward()
+        assert_rows(bags, wanted)
+        train(bags, [4])
+        log.commit(bags)
     again, _ = recovered(tmp_path / "log")
     assert_rows(again, rows_of(bags))
 

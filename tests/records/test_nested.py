@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from enum import IntEnum
 
 import numpy as np
@@ -32,6 +32,7 @@ values = st.recursive(
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(keys, inner, max_size=3)
         | st.dictionaries(keys, inner, max_size=3).map(OrderedDict)
+        | st.dictionaries(keys, st.integers(0, 9), max_size=3).map(Counter)
     ),
     max_leaves=12,
 )

@@ -1,18 +1,20 @@
 """Loading tables from a checkpoint or a log, whatever their tiers, devices and ranks were."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
-from shoal.errors import CheckpointError, InputError, NotFoundError, StorageError
+from shoal.errors import CheckpointError, InputError, NotFoundError
 from shoal.log.ahead import made_ahead
+from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.dense import restore_dense
 from shoal.log.files import Files
@@ -20,10 +22,6 @@ from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Layout, Rows
-
-ResultT = TypeVar("ResultT")
-# Of a load whose files are removed under it: each takes another process a commit and a compaction.
-_MOST_TRIES = 20
 
 
 def load(
@@ -44,9 +42,11 @@ def load(
 
     version: of a log; None is the newest. tables: names of those to load; None is all of the collection. state: False
     loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it anyway. cast:
-    weights may be of another type, and are rounded to the table's. rank, ranks: only rows of that rank's buckets. Sizes
-    of tiers, devices and the ranks that saved do not matter. Wrong settings raise before anything changes; where a file
-    is damaged in the middle, tables are left empty, and it says so.
+    weights may be of another type, and are rounded to the table's. With its state comes what a table remembers: its
+    step, and the settings of its optimizer, learning rate included. rank, ranks: only rows of that rank's buckets.
+    Sizes of tiers, devices and the ranks that saved do not matter. Wrong settings raise before anything changes; where
+    a file is damaged in the middle, or a weight is more than the table's type has, tables are left empty, and it says
+    so.
     """
     where = f"load {path}"
     require_path("load", path)
@@ -108,29 +108,8 @@ def _version(part: Path, version: int | None) -> Version:
 
 def require_path(call: str, path: Any) -> None:
     """Raise InputError where it is none."""
-    if not isinstance(path, (str, Path)):
+    if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
         raise InputError(f"[{call}] path: wanted the path of a folder; got {path!r:.100}.")
-
-
-def while_it_changes(path: Path, call: Callable[[], ResultT]) -> ResultT:
-    """What a call that reads a log returns. Where another process removed files under it, as who compacts or saves
-    anew does, it is called again."""
-    for _again in range(_MOST_TRIES - 1):
-        before = _manifests(path)
-        try:
-            return call()
-        except (StorageError, CheckpointError):
-            if _manifests(path) == before:
-                raise
-    return call()
-
-
-def _manifests(path: Path) -> list[bytes]:
-    found = []
-    for part in sorted([path, *path.glob("rank-*")]):
-        with suppress(OSError):
-            found.append((part / "MANIFEST.json").read_bytes())
-    return found
 
 
 @contextmanager
@@ -206,8 +185,22 @@ def apply(
     columns = {name: column for name, column in rows.state.items() if name in kept}
     weights = rows.weights
     if layout.dtype != target.dtype:
-        weights = weights.to(getattr(torch, target.dtype))
+        weights = _rounded(weights, target, rows.keys)
     table.table.put(Rows(rows.keys, weights, columns, rows.scores))
+
+
+def _rounded(weights: Tensor, target: Layout, keys: Tensor) -> Tensor:
+    """Weights of another type. Raises CheckpointError where it does not have them: infinity would train on."""
+    rounded = weights.to(getattr(torch, target.dtype))
+    lost = (rounded.isinf() & weights.isfinite()).any(dim=1)
+    if bool(lost.any()):
+        at = int(lost.nonzero()[0])
+        most = float(weights[at].abs().max())
+        raise CheckpointError(
+            f"[table {target.name!r}] key {int(keys[at])}: its weight {most:g} is more than {target.dtype} has. "
+            f"Load into a table of another type."
+        )
+    return rounded
 
 
 def _check(where: str, has: Layout, wants: Layout, state: bool, cast: bool) -> None:

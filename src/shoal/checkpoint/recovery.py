@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.loading import apply, emptied, require_path, while_it_changes
+from shoal.checkpoint.loading import apply, emptied, require_path
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import require_no_ranks
 from shoal.errors import CheckpointError
 from shoal.log.ahead import made_ahead
+from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import restore_dense
 from shoal.log.files import Files, is_new
@@ -43,23 +44,33 @@ def _recover(
     for name, table in tables.items():
         if name in version.layouts and (difference := version.layouts[name].difference(table.layout)):
             raise CheckpointError(
-                f"[{where}] table {name!r} is not as it was committed: {difference}. Make it as it was, or use "
-                f"shoal.load, which converts."
+                f"[{where}] table {name!r} is not as it was committed: {difference}. Make it as it was; "
+                f"shoal.load converts some."
             )
+        was, wants = version.commit.tables[name].optimizer if name in version.layouts else None, table.optimizer
+        if was is not None and was != wants:
+            raise CheckpointError(
+                f"[{where}] table {name!r} was trained by {was or 'no optimizer'}, and has {wants or 'none'}. Make it "
+                f"as it was, or use shoal.load."
+            )
+    if not any(name in version.layouts for name in tables):
+        has = ", ".join(map(repr, version.layouts)) or "none"
+        got = ", ".join(map(repr, tables))
+        raise CheckpointError(f"[{where}] wanted tables of the log, which has {has}; got {got}. Were they renamed?")
     states = version.dense() if dense is not None or optimizer is not None else {}
     restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
     known = {name: table for name, table in tables.items() if name in version.layouts}
     rows = sum(version.commit.tables[name].rows for name in known)
     with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
         for name, table in known.items():
-            table.follow(version.manifest.identity, version.commit.version)
+            table.follow(version.manifest.identity, version.commit.mark)
             table.table.expect(min(version.commit.tables[name].rows, version.most_rows(name)))
             with table.table.filling():
                 for change in made_ahead(version.steps(name)):
                     apply(table, change, table.layout, table.layout, True, None)
                     bar(len(change.keys))
             table.remember(version.commit.tables[name])
-            table.equals(version.manifest.identity, version.commit.version)
+            table.equals(version.manifest.identity, version.commit.mark)
     for name in set(tables) - set(known):
         tables[name].table.step = 0  # as it was before it was committed for the first time
     set_random_states(where, version.commit.rng)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.checkpoint.loading import require_path
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, require_kind
 from shoal.log import ChangeLog
@@ -26,9 +27,11 @@ def save(
     """Write all rows of tables, what they remember, dense weights and optimizers to a folder; returns the version.
 
     bags: a collection, or a list of them. A checkpoint that is there already is replaced once the new one is complete,
-    as one version more. `ChangeLog(path)` can go on from it. rank, ranks: each of several processes saves its part.
+    as one version more. `ChangeLog(path)` can go on from it. rank, ranks: each of several processes saves its part,
+    in which no other's keys are.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
+    require_path("save", path)
     here = Rank(rank, ranks)
     require_kind(Path(path), here)
     rows = sum(len(table.table) for table in LoggedTables(f"save {path}", bags).values())

@@ -27,6 +27,7 @@ from shoal.interop.files import Sink, Source, replacing
 from shoal.interop.incoming import Shape, log_rows, put_rows
 from shoal.interop.outgoing import SINCE, Outgoing, checked_score, regrouped, rows_each
 from shoal.interop.parquet_pages import require_honest_pages
+from shoal.log.changing import while_it_changes
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import excerpt
 from shoal.table import TableHandle
@@ -57,6 +58,18 @@ def export_parquet(
     changes behind that version: the last one of each key, with a column `op`. The file is in its place once it is
     complete.
     """
+    return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, since, progress))
+
+
+def _export(
+    path: str | Path,
+    to: str | Path,
+    table: str,
+    version: int | None,
+    min_score: float | None,
+    since: int | None,
+    progress: bool | None,
+) -> int:
     source = Outgoing(path, table, version)
     least = checked_score(source.where, min_score)
     if since is not None and least is not None:

@@ -22,6 +22,7 @@ from shoal.errors import InputError, StorageError
 from shoal.interop.files import Source, replacing
 from shoal.interop.incoming import Shape, log_rows, put_rows
 from shoal.interop.outgoing import STEP, Outgoing, checked_score, regrouped, rows_each
+from shoal.log.changing import while_it_changes
 from shoal.records import Rows
 from shoal.records.excerpt import excerpt
 from shoal.records.tensors import Entry, decode_header, encode_header, header_bytes
@@ -46,6 +47,17 @@ def export_safetensors(
     version: None is the newest. min_score: only rows with that score or a higher one. The file is in its place once it
     is complete.
     """
+    return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, progress))
+
+
+def _export(
+    path: str | Path,
+    to: str | Path,
+    table: str,
+    version: int | None,
+    min_score: float | None,
+    progress: bool | None,
+) -> int:
     source = Outgoing(path, table, version)
     least = checked_score(source.where, min_score)
     rows = source.rows if least is None else sum(len(piece) for piece in source.pieces(least))

@@ -27,7 +27,7 @@ from shoal.log.manifest import (
     read_manifest,
     with_layouts,
 )
-from shoal.log.opening import create, cut_tail, new_segment, remove_strangers
+from shoal.log.opening import create, cut_tail, new_segment, remove_strangers, require_empty
 from shoal.log.reader import CommittedChanges, LogReader, Version
 from shoal.log.rollback import roll_back
 from shoal.log.segment import SegmentWriter, digest_of, header_of
@@ -35,7 +35,9 @@ from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.log.verify import Report, verify
 from shoal.records import Layout, Rows
+from shoal.records.excerpt import excerpt
 from shoal.records.frames import encode_commit, encode_deletes, encode_puts
+from shoal.table.changes import BEGINNING, Mark
 
 Fsync = Literal["each", "interval", "never"]
 _KEYS_EACH = 1 << 20
@@ -60,8 +62,8 @@ class ChangeLog:
         segment: int | str = "256MiB",
         retain: int = 2,
     ) -> None:
-        if not isinstance(path, (str, Path)):
-            raise ConfigError(f"[ChangeLog] path: wanted the path of a folder; got {path!r}.")
+        if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
+            raise ConfigError(f"[ChangeLog] path: wanted the path of a folder; got {path!r:.100}.")
         self._where = f"log {path}"
         self._fsync = choice("ChangeLog", "fsync", fsync, ("each", "interval", "never"))
         self._interval = number("ChangeLog", "interval", interval, low=0.0)
@@ -75,6 +77,7 @@ class ChangeLog:
         self._kept_now = False
         self._writer: SegmentWriter | None = None
         self._head_file: HeadWriter | None = None
+        require_empty(self._files, self._where)
         _native.make_directories(str(self._files.root))
         self._lock: Any = _native.FileLock.take(str(self._files.lock), "log")
         try:
@@ -88,16 +91,20 @@ class ChangeLog:
     def _open(self) -> None:
         files = self._files
         if is_new(files):
-            create(files, self._where)
+            create(files)
         self._manifest = read_manifest(files)
         self._synced_at = time.monotonic()
-        end, self._newest = cut_tail(files, self._manifest, LogReader(files).newest(), self._where)
-        self._versions: dict[str, int] = {}
-        self._known_from = self.version
+        end, last = cut_tail(files, self._manifest, self._where)
+        self._newest = LogReader(files).newest()
+        self._versions: dict[str, Mark] = {}
+        self._known_from = self._mark
         self._writer = SegmentWriter(files.segment(self._manifest.segments[-1]), end)
         self._head_file = HeadWriter(files)
         # What was read is not yet known to be on the disk.
-        self._sync()
+        self._sync_file(self._writer)
+        if self.version > last:  # a snapshot has what the segment lost
+            self._begin_segment()
+        self._keep()
         remove_strangers(files, self._manifest, self.version)
 
     def close(self) -> None:
@@ -171,7 +178,8 @@ class ChangeLog:
 
         bags: a collection, or a list of them. The first commit of a table holds all of its rows. dense, optimizer: a
         module, whose collections are left out, and what has a state dict. step, event_time, metadata: of the user's
-        own, which `recover` gives back. Where it fails, nothing of it is in the log, and the next one holds it all.
+        own, which `recover` gives back. What is not given of dense and optimizer is as in the commit before. Where it
+        fails, nothing of it is in the log, and the next one holds it all.
         """
         with self._mutex:
             self._require_open()
@@ -185,12 +193,13 @@ class ChangeLog:
                 with tables.alone():
                     said = {name: self._append(table, version) for name, table in tables.items()}
                     told = replace(told, rng=random_states())
-                written = write_dense(self._files, version, self._where, dense, optimizer)
+                before = None if self._newest is None else self._newest.dense
+                written = write_dense(self._files, version, self._where, dense, optimizer, before)
                 commit = self._end_commit(writer, told, said, written)
                 is_written = True
                 self._is_committed(writer, commit, tables)
                 for table in tables.values():
-                    table.table.changes.committed(self._manifest.identity, version)
+                    table.table.changes.committed(self._manifest.identity, commit.mark)
             except BaseException as error:
                 self._undo(writer, version, error if is_written else None)
                 raise
@@ -238,18 +247,23 @@ class ChangeLog:
         """All frames of a commit to these tables are written: from here on it is the newest."""
         writer.commit()
         self._newest = commit
-        self._versions.update(dict.fromkeys(tables, commit.version))
+        self._versions.update(dict.fromkeys(tables, commit.mark))
         if self._kept_now:
             self._keep()
 
-    def _version_of(self, table: str) -> int:
-        """The newest version that changed a table, as far as this process knows."""
-        return self._versions.get(table, self._known_from)
+    @property
+    def _mark(self) -> Mark:
+        return BEGINNING if self._newest is None else self._newest.mark
+
+    def _marks_of(self, table: str) -> tuple[Mark, Mark]:
+        """The newest version that changed a table, as far as this process knows; and the newest, at which it is the
+        same."""
+        return self._versions.get(table, self._known_from), self._mark
 
     def _begin_commit(self, layouts: list[Layout]) -> SegmentWriter:
         """Where the next commit is written, which may have tables that the log has not yet."""
         writer, _ = self._require_open()
-        if writer.end >= self._segment_bytes:
+        if writer.end >= self._segment_bytes and self.version >= self._manifest.segments[-1]:  # it is not empty
             writer = self._rotate()
         self._add_tables(layouts)
         return writer
@@ -293,7 +307,7 @@ class ChangeLog:
                     changed = replace(layouts, snapshots=(entry,), segments=(version + 1,))
                     write(changed)
                 self._manifest, self._newest = changed, commit
-                self._versions, self._known_from = {}, version
+                self._versions, self._known_from = {}, commit.mark
                 self._write_to(version + 1)
             except BaseException as error:
                 writer.abandon()
@@ -310,8 +324,8 @@ class ChangeLog:
         step = None if step is None else integer(self._where, "step", step, low=-(2**63), high=2**63 - 1)
         if event_time is not None and (not isinstance(event_time, (int, float)) or isinstance(event_time, bool)):
             raise InputError(f"[{self._where}] event_time: wanted a number; got {event_time!r:.100}.")
-        if isinstance(event_time, int) and abs(event_time) > 2**63:
-            raise InputError(f"[{self._where}] event_time: wanted seconds; got {event_time!r:.100}.")
+        if event_time is not None and not abs(event_time) <= 2**63:
+            raise InputError(f"[{self._where}] event_time: wanted seconds; got {excerpt(event_time)}.")
         return Commit(
             self.version + 1,
             time.time(),
@@ -327,7 +341,7 @@ class ChangeLog:
         held, layout = table.table, table.layout
         number = self._manifest.number_of(table.name)
         assert number is not None
-        held.changes.follow(self._manifest.identity, self._version_of(table.name))
+        held.changes.follow(self._manifest.identity, *self._marks_of(table.name))
         held.seal()
         keys = held.changes.look(self._manifest.identity)
         rows_each = rows_in_block(layout)
@@ -413,8 +427,12 @@ class ChangeLog:
             self._sync()
 
     def _rotate(self) -> SegmentWriter:
-        """Begin another segment."""
+        """Go on in another segment."""
         self._sync()
+        self._begin_segment()
+        return self._require_open()[0]
+
+    def _begin_segment(self) -> None:
         first = self.version + 1
         new_segment(self._files, self._manifest, first)
         try:
@@ -427,7 +445,6 @@ class ChangeLog:
         except BaseException as error:
             self._failed = error  # the manifest may name it already
             raise
-        return self._require_open()[0]
 
     def _write_to(self, first: int) -> None:
         """Go on in a segment that holds nothing yet."""
@@ -468,7 +485,7 @@ class ChangeLog:
             then, since = self.at(version), list(self.tail(version))
             states = then.dense() if dense is not None or optimizer is not None else {}
             check_dense(self._where, states, dense, optimizer)
-            roll_back(self._where, tables, then, since, self._manifest.identity, self._version_of)
+            roll_back(self._where, tables, then, since, self._manifest.identity, self._marks_of)
             restore_dense(self._where, states, dense, optimizer)
             told = {"rollback": version}
             return self.commit(bags, step=then.commit.step, dense=dense, optimizer=optimizer, metadata=told)

@@ -11,6 +11,8 @@ import torch
 
 from shoal.errors import InputError, StorageError
 from shoal.log.fields import Fields, is_number
+from shoal.records.excerpt import excerpt
+from shoal.table.changes import Mark
 
 # Of a commit's metadata: what reads it may stand deep in calls itself.
 _MOST_DEPTH = 64
@@ -29,6 +31,7 @@ class TableCommit:
     deletes: int = 0
     replaces: bool = False
     hyper: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None  # its name, "" for none; None where nobody said
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -39,6 +42,7 @@ class TableCommit:
             "deletes": self.deletes,
             "replaces": self.replaces,
             "hyper": {name: list(one) if isinstance(one, tuple) else one for name, one in self.hyper.items()},
+            **({} if self.optimizer is None else {"optimizer": self.optimizer}),
         }
 
     @staticmethod
@@ -52,6 +56,7 @@ class TableCommit:
             fields.integer("deletes"),
             fields.flag("replaces"),
             _hyper(fields.object("hyper")),
+            fields.text("optimizer") if "optimizer" in fields.value else None,
         )
 
 
@@ -72,6 +77,8 @@ class DenseFile:
     version: int
     bytes: int
     crc32c: int
+    # Whose states are in it, where this process wrote it: it need not be read to be known.
+    holds: frozenset[str] | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -101,6 +108,11 @@ class Commit:
     rng: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     kept: int = 0
+
+    @property
+    def mark(self) -> Mark:
+        """Which commit it is, also among those of copies of a log that were written to."""
+        return self.version, self.time
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -160,12 +172,13 @@ def checked_metadata(where: str, metadata: Any) -> dict[str, Any]:
             f"[{where}] metadata: wanted a dict that is at most {_MOST_DEPTH} deep; got one that is deeper."
         )
     try:
-        same = isinstance(metadata, dict) and json.loads(json.dumps(metadata, allow_nan=False)) == metadata
+        text = json.dumps(metadata, allow_nan=False, ensure_ascii=False).encode()
+        same = isinstance(metadata, dict) and json.loads(text) == metadata
     except (TypeError, ValueError, RecursionError):
         same = False
     if not same:
         raise InputError(
-            f"[{where}] metadata: wanted a dict of what JSON has, with str keys; got {metadata!r:.200}. Turn other "
+            f"[{where}] metadata: wanted a dict of what JSON has, with str keys; got {excerpt(metadata)}. Turn other "
             f"values into str, numbers or lists."
         )
     return dict(metadata)

@@ -43,6 +43,9 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
         version = reader.at()
         if version is None or (version.manifest.snapshots and not version.is_behind_snapshot):
             return None
+        # On the disk before the snapshot is: else a power cut might leave a log whose segment ends before it.
+        with _native.File.open_to_write(str(files.segment(version.manifest.segments[-1]))) as segment:
+            segment.sync()
         writer = SnapshotWriter(files, version.commit.version)
         try:
             for name, layout in version.layouts.items():

@@ -42,11 +42,16 @@ def _each(where: str, optimizer: Any, call: Any) -> Any:
     return {name: call(one) for name, one in optimizer.items()} if several else call(optimizer)
 
 
-def write_dense(files: Files, version: int, where: str, dense: Any, optimizer: Any) -> DenseFile | None:
-    """Write them for a version; None where there is nothing to write."""
+def write_dense(
+    files: Files, version: int, where: str, dense: Any, optimizer: Any, before: DenseFile | None = None
+) -> DenseFile | None:
+    """Write them for a version; None where there is nothing to write. What is not given stays as in the file before."""
     states = _states(where, dense, optimizer)
     if not states:
         return None
+    if before is not None and not (before.holds is not None and before.holds <= states.keys()):
+        for name, held in read_dense(files.dense_of(before.version), before).items():
+            states.setdefault(name, held)
     skeleton, found = nested.flatten(states, where)
     header, pieces = tensors.encode(_on_host(found), {_SKELETON: json.dumps(skeleton)})
     path = files.dense_of(version)
@@ -62,7 +67,7 @@ def write_dense(files: Files, version: int, where: str, dense: Any, optimizer: A
         file.abandon()
         raise
     _native.sync_directory(str(files.dense))
-    return DenseFile(version, size, crc)
+    return DenseFile(version, size, crc, frozenset(states))
 
 
 def _on_host(found: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ class Files:
     """Where the files of one log are."""
 
     def __init__(self, path: str) -> None:
-        self.root = Path(path)
+        self.root = Path(path).absolute()  # the process may change its folder
         self.manifest = self.root / "MANIFEST.json"
         self.head = self.root / "HEAD"
         self.lock = self.root / "LOCK"

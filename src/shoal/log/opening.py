@@ -4,9 +4,8 @@ import warnings
 
 from shoal import _native
 from shoal.errors import CheckpointError
-from shoal.log.commit import Commit
 from shoal.log.compact import compacting
-from shoal.log.files import Files, make_file, names_in, remove_file, remove_folder
+from shoal.log.files import Files, is_new, make_file, names_in, remove_file, remove_folder
 from shoal.log.head import read_head
 from shoal.log.manifest import Manifest, new_manifest, read_manifest, write_manifest
 from shoal.log.segment import Scan, SegmentFile, header_of
@@ -16,8 +15,10 @@ class TornTailWarning(UserWarning):
     """A log's writer had died in a commit, of which the half that was written is cut off."""
 
 
-def create(files: Files, where: str) -> None:
-    """A log without commits, in a folder that has nothing else."""
+def require_empty(files: Files, where: str) -> None:
+    """Raise CheckpointError where a folder has no log, and something else."""
+    if not is_new(files):
+        return
     known = {"LOCK", "MANIFEST.lock", "COMPACT", "HEAD", "MANIFEST.json.tmp", "segments", "dense", "snapshots"}
     others = [name for name in names_in(files.root) if name not in known]
     if others:
@@ -25,6 +26,10 @@ def create(files: Files, where: str) -> None:
             f"[{where}] wanted a log or an empty folder; got one with {', '.join(sorted(others)[:3])}. Name another "
             f"path."
         )
+
+
+def create(files: Files) -> None:
+    """A log without commits."""
     files.make()
     manifest = new_manifest()
     new_segment(files, manifest, 1)
@@ -39,25 +44,27 @@ def new_segment(files: Files, manifest: Manifest, first: int) -> None:
     _native.sync_directory(str(path.parent))
 
 
-def cut_tail(files: Files, manifest: Manifest, newest: Commit | None, where: str) -> tuple[int, Commit | None]:
-    """Where the last segment's whole commits end, and the newest of them; what stands behind is cut off, if it was
-    never promised."""
+def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
+    """Where the last segment's whole commits end, and the version of the last one; what stands behind is cut off, if it
+    was never promised."""
     first = manifest.segments[-1]
     head = read_head(files)
     segment = SegmentFile(files.segment(first), manifest.identity, first)
     try:
         segment.check_header()
-        begin = head.end if head.segment == first else len(header_of(manifest.identity, first))
+        begin, version = len(header_of(manifest.identity, first)), first - 1
+        if head.segment == first:
+            begin, version = head.end, head.version
         scan = Scan(begin)
-        for whole in segment.commits(begin, scan, checked=True):
-            newest = whole.commit
-        version = 0 if newest is None else newest.version
-        if scan.problem is None:
-            return scan.end, newest
-        promised = max(head.version, segment.kept_behind(scan.end))
-        if promised > version:
-            raise segment.damaged(scan.end, version + 1, scan.problem)
+        for whole in segment.commits(begin, scan, kept_to=begin):
+            version = whole.commit.version
         size = segment.size()
+        if size < begin:
+            raise segment.damaged(size, version, f"{begin} bytes were on the disk")
+        if scan.problem is None:
+            return scan.end, version
+        if segment.is_promised(version + 1, scan):
+            raise segment.damaged(scan.end, version + 1, scan.problem)
     finally:
         segment.close()
     warnings.warn(
@@ -70,7 +77,7 @@ def cut_tail(files: Files, manifest: Manifest, newest: Commit | None, where: str
     with _native.File.open_to_write(str(files.segment(first))) as file:
         file.truncate(scan.end)
         file.sync()
-    return scan.end, newest
+    return scan.end, version
 
 
 def remove_strangers(files: Files, manifest: Manifest, version: int) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.errors import CheckpointError, StorageError
+from shoal.errors import CheckpointError, NotFoundError, StorageError
 from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import Files, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
 from shoal.log.segment import Scan, SegmentFile, WholeCommit, header_of
-from shoal.log.snapshot import Snapshot
+from shoal.log.snapshot import Snapshot, buckets_of
 from shoal.records import Layout, Rows
 from shoal.records.frames import Kind, decode_deletes, decode_puts
 
@@ -55,7 +55,7 @@ class CommittedChanges:
         but these."""
         number = None if table is None else self._manifest.number_of(table)
         if table is not None and number is None:
-            return
+            raise no_table(self._files, self._manifest, table)
         wanted = [one for one in self.whole.frames if number is None or one.header.table == number]
         if not wanted:
             return
@@ -105,7 +105,7 @@ class LogReader:
             is_last = number + 1 == len(manifest.segments)
             if not is_last and manifest.segments[number + 1] <= after + 1:
                 continue
-            for whole in self._of_segment(first, is_last, head):
+            for whole in self._of_segment(first, is_last, head, after):
                 if whole.commit.version > after:
                     yield CommittedChanges(self.files, manifest, whole)
                 last = max(last, whole.commit.version)
@@ -121,20 +121,23 @@ class LogReader:
                 f"{newest}. A file was cut or damaged: verify() says where. Restore it from another copy."
             )
 
-    def _of_segment(self, first: int, is_last: bool, head: Head) -> Iterator[WholeCommit]:
+    def _of_segment(self, first: int, is_last: bool, head: Head, seen: int) -> Iterator[WholeCommit]:
         segment = SegmentFile(self.files.segment(first), self.manifest.identity, first)
         try:
             segment.check_header()
             scan = Scan(0)
             wanted = first
-            for whole in segment.commits(len(header_of(self.manifest.identity, first)), scan, checked=False):
+            kept_to = head.end if head.segment == first else 0
+            known_to = kept_to if is_last else segment.size()  # who rotates syncs first
+            for whole in segment.commits(len(header_of(self.manifest.identity, first)), scan, known_to, seen):
                 if whole.commit.version != wanted:
                     raise segment.damaged(whole.begin, wanted, f"version {whole.commit.version} stands there")
                 yield whole
                 wanted += 1
-            # Behind the last commit of the last segment another one is being written.
-            kept_to = head.end if head.segment == first else 0
-            if scan.problem is not None and (not is_last or scan.end < kept_to):
+            if scan.end < kept_to:
+                raise segment.damaged(scan.end, wanted, scan.problem or f"{kept_to} bytes were on the disk")
+            # Behind the last commit of the last segment another one is being written, or was when its writer died.
+            if scan.problem is not None and (not is_last or segment.is_promised(wanted, scan)):
                 raise segment.damaged(scan.end, wanted, scan.problem)
         finally:
             segment.close()
@@ -242,18 +245,37 @@ class Version:
     def rows(self, table: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[Rows]:
         """The rows themselves, each once, in pieces: first those that did not change since the snapshot, in the order
         of their buckets; then the others."""
+        if table not in self.layouts:
+            raise no_table(self._files, self.manifest, table)
         base, commits = self.base_of(table)
         winners = Winners(table, commits)
         if base is not None:
             for rows in base.rows(table, first_bucket, end_bucket):
-                stays = ~winners.has(rows.keys)
-                yield rows if bool(stays.all()) else rows.some(stays)
-        yield from winners.rows()
+                yield _some(rows, ~winners.has(rows.keys) & self._is_in(table, rows, first_bucket, end_bucket))
+        for rows in winners.rows():
+            yield _some(rows, self._is_in(table, rows, first_bucket, end_bucket))
+
+    def _is_in(self, table: str, rows: Rows, first: int, end: int | None) -> Tensor:
+        """Whether each row is of these buckets."""
+        if first == 0 and end is None:
+            return torch.ones(len(rows), dtype=torch.bool, device="cpu")
+        buckets = buckets_of(rows.keys, self.layouts[table].buckets)
+        return (buckets >= first) & (buckets < (self.layouts[table].buckets if end is None else end))
 
     @property
     def is_behind_snapshot(self) -> bool:
         """Whether commits came since the snapshot that it begins with."""
         return len(self._commits) > 0
+
+
+def _some(rows: Rows, chosen: Tensor) -> Rows:
+    return rows if bool(chosen.all()) else rows.some(chosen)
+
+
+def no_table(files: Files, manifest: Manifest, table: str) -> NotFoundError:
+    """The error for a table that the log does not have."""
+    has = ", ".join(repr(layout.name) for layout in manifest.layouts) or "none"
+    return NotFoundError(f"[log {files.root}] table: wanted one that is there: {has}; got {table!r:.100}.")
 
 
 class Winners:

@@ -10,6 +10,7 @@ from shoal.log.commit import TableCommit
 from shoal.log.reader import CommittedChanges, Version, Winners
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Rows, join
+from shoal.table.changes import Mark
 
 
 def roll_back(
@@ -18,10 +19,11 @@ def roll_back(
     version: Version,
     since: list[CommittedChanges],
     log: str,
-    version_of: Callable[[str], int],
+    marks_of: Callable[[str], tuple[Mark, ...]],
 ) -> None:
     """Have the rows of tables be as they were at a version. `since`: the commits behind it; what changed in the tables
-    behind the last of these goes, too. `version_of`: the newest version of the log that changed a table."""
+    behind the last of these goes, too. `marks_of`: the newest commit of the log that changed a
+    table, and others at which it is the same."""
     for name in tables:
         if name not in version.layouts and not any(name in one.commit.tables for one in since):
             raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")
@@ -31,17 +33,18 @@ def roll_back(
     with tables.alone():
         # All is read before anything changes.
         before = {
-            name: _before(table, version, _touched(table, since, log, version_of(name)))
-            for name, table in tables.items()
+            name: _before(table, version, _touched(table, since, log, marks_of(name))) for name, table in tables.items()
         }
+        for group in tables.groups:
+            group.forget_forwards()
         for name, table in tables.items():
             _restore(table, *before[name])
             table.remember(version.commit.tables.get(name, TableCommit(0, 0)))
 
 
-def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, newest: int) -> Tensor | None:
+def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, marks: tuple[Mark, ...]) -> Tensor | None:
     """The keys whose rows may not be as they were; None if all may."""
-    table.table.changes.follow(log, newest)
+    table.table.changes.follow(log, *marks)
     table.table.seal()
     live = table.table.changes.look(log)
     replaced = any(one.commit.tables[table.name].replaces for one in since if table.name in one.commit.tables)

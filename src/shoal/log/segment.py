@@ -53,6 +53,15 @@ class Scan:
     end: int
     last: Commit | None = None
     problem: str | None = None  # what stands behind, if it is not a whole commit
+    is_damaged: bool = False  # not just the beginning of one
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """What stands where a frame should."""
+
+    what: str
+    is_cut: bool = False  # the file ends in the middle of it
 
 
 def header_of(identity: str, first: int) -> bytes:
@@ -105,18 +114,20 @@ class SegmentFile:
             f"recover an older version."
         )
 
-    def commits(self, begin: int, scan: Scan, checked: bool) -> Iterator[WholeCommit]:
+    def commits(self, begin: int, scan: Scan, kept_to: int, seen: int = 0) -> Iterator[WholeCommit]:
         """Whole commits from an offset on, where one begins. `scan` knows at the end where the last one ends, and what
-        stands behind it. `checked`: the checksums of rows are looked at, too."""
+        stands behind it. `kept_to`: up to there all is known to be on the disk; behind it, a power cut may have left
+        the frames of a commit and not its rows, so that these are read, too. Not those of versions up to `seen`."""
         at = scan.end = begin
         frames: list[Place] = []
         size = self.size()
         while True:
-            place, problem = self._frame(at, size, checked)
+            place = self._frame(at, size, kept_to, seen)
+            if isinstance(place, _Wrong):
+                scan.problem, scan.is_damaged = place.what, not place.is_cut
+                return
             if place is None:
-                scan.problem = problem if problem or frames else None
-                if scan.problem is None and frames:
-                    scan.problem = "a commit that is not complete"
+                scan.problem = "a commit that is not complete" if frames else None
                 return
             at = place.end
             if place.header.kind != Kind.COMMIT:
@@ -124,23 +135,26 @@ class SegmentFile:
                 continue
             found = self._commit(place, frames)
             if isinstance(found, str):
-                scan.problem = found
+                scan.problem, scan.is_damaged = found, True
                 return
             whole = WholeCommit(found, self.first, tuple(frames), scan.end, at)
             frames = []
             scan.end, scan.last = at, found
             yield whole
 
-    def kept_behind(self, at: int) -> int:
-        """The newest version that a commit frame behind a damaged place says was on the disk when it was written."""
+    def is_promised(self, version: int, scan: Scan) -> bool:
+        """Whether a commit behind the place where a scan ended says that a version was on the disk before it."""
+        return scan.is_damaged and self._kept_behind(scan.end) >= version
+
+    def _kept_behind(self, at: int) -> int:
         size, kept = self.size(), 0
         for begin in range(at, size, _SEARCHED):
             data = self.read(begin, min(_SEARCHED + HEADER_BYTES, size - begin))
             found = data.find(MAGIC)
             while found >= 0:
                 if found % FRAME_ALIGNMENT == 0 and found < _SEARCHED:
-                    place, _problem = self._frame(begin + found, size, checked=True)
-                    if place is not None and place.header.kind is Kind.COMMIT:
+                    place = self._frame(begin + found, size)
+                    if isinstance(place, Place) and place.header.kind is Kind.COMMIT:
                         kept = max(kept, self._kept_of(place))
                 found = data.find(MAGIC, found + 1)
         return kept
@@ -153,25 +167,26 @@ class SegmentFile:
         except StorageError:
             return 0
 
-    def _frame(self, at: int, size: int, checked: bool) -> tuple[Place | None, str | None]:
-        """The frame at an offset, or what is wrong with it; neither at the end."""
+    def _frame(self, at: int, size: int, kept_to: int = 0, seen: int = 0) -> Place | _Wrong | None:
+        """The frame at an offset, or what is wrong with it; None at the end. Its payload is checked behind `kept_to`,
+        in versions behind `seen`."""
         if at >= size:
-            return None, None
+            return None
         if at + HEADER_BYTES > size:
-            return None, f"{size - at} bytes at {at} that are less than a frame's header"
+            return _Wrong(f"{size - at} bytes at {at} that are less than a frame's header", is_cut=True)
         try:
             header = FrameHeader.unpack(bytes(self.read(at, HEADER_BYTES)), f"file {self.path}, offset {at}")
         except StorageError as error:
-            return None, str(error)
+            return _Wrong(str(error))
         place = Place(header, at + HEADER_BYTES)
         if place.end > size:
-            return None, f"a frame at {at} of which only {size - at} bytes are there"
-        if checked:
+            return _Wrong(f"a frame at {at} of which only {size - at} bytes are there", is_cut=True)
+        if at >= kept_to and header.version > seen:
             try:
                 check_payload(header, self.payload(place), f"file {self.path}, offset {at}")
             except StorageError as error:
-                return None, str(error)
-        return place, None
+                return _Wrong(str(error))
+        return place
 
     def _commit(self, place: Place, frames: Sequence[Place]) -> Commit | str:
         """The commit of a commit frame, if the frames before it are its own; else what is wrong."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.reader import LogReader
@@ -62,6 +63,10 @@ def summarize(
     """What a log holds, while others may write to it. commits: how many of the last ones are told of, of those that are
     not in a snapshot alone. scores: whether all rows are read, for histograms of their scores; `progress` hears of
     them."""
+    return while_it_changes(files.root, lambda: _summarize(files, commits, scores, progress))
+
+
+def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int], None]) -> Summary:
     reader = LogReader(files)
     manifest = reader.manifest
     snapshots = [Snapshot(files, entry, manifest.layouts) for entry in manifest.snapshots]

@@ -10,6 +10,7 @@ from shoal.errors import ConfigError, InputError, StorageError
 from shoal.log.commit import TableCommit
 from shoal.records import Layout, layout_of
 from shoal.table import Group, GroupTable, TableHandle
+from shoal.table.changes import Mark
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,13 @@ class LoggedTable:
             name: tuple(map(float, value)) if isinstance(value, tuple) else float(value)
             for name, value in table.optimizer_hyper.items()
         }
-        return TableCommit(table.step, len(table), puts, deletes, replaces, hyper)
+        return TableCommit(table.step, len(table), puts, deletes, replaces, hyper, self.optimizer)
+
+    @property
+    def optimizer(self) -> str:
+        """The name of its optimizer; "" where it has none."""
+        optimizer = self.table.config.optimizer
+        return "" if optimizer is None else type(optimizer).__name__
 
     def remember(self, memory: TableCommit) -> None:
         """Have what it remembers be as it was. Settings of an optimizer that it does not have are left out."""
@@ -50,18 +57,18 @@ class LoggedTable:
         for name, value in self.settings_of(memory).items():
             self.table.optimizer_hyper[name] = value
 
-    def follow(self, log: str, version: int) -> None:
-        """Be read for a log whose newest version that is. Sooner is cheaper: of rows that come later, all is known."""
-        self.table.changes.follow(log, version)
+    def follow(self, log: str, commit: Mark) -> None:
+        """Be read for a log whose newest commit that is. Sooner is cheaper: of rows that come later, all is known."""
+        self.table.changes.follow(log, commit)
         self.table.follow_readers()
 
-    def equals(self, log: str, version: int) -> None:
-        """It was loaded from that version of a log: what changes from now on is news there."""
+    def equals(self, log: str, commit: Mark) -> None:
+        """It was loaded from that commit of a log: what changes from now on is news there."""
         changes = self.table.changes
-        self.follow(log, version)
+        self.follow(log, commit)
         self.table.seal()
         changes.look(log)
-        changes.committed(log, version)
+        changes.committed(log, commit)
 
     def settings_of(self, memory: TableCommit) -> dict[str, Any]:
         """Of what it remembered the settings that its optimizer has. Raises StorageError where that refuses them."""

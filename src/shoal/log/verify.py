@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, StorageError
+from shoal.log.changing import while_it_changes
 from shoal.log.dense import read_dense
 from shoal.log.files import Files
 from shoal.log.reader import LogReader
@@ -27,7 +28,27 @@ class Report:
 
 
 def verify(files: Files, progress: Callable[[int], None] = lambda _rows: None) -> Report:
-    """Read everything that the manifest names. `progress` hears of rows."""
+    """Read everything that the manifest names, while others may write and compact. `progress` hears of rows."""
+    try:
+        return while_it_changes(files.root, lambda: _sound(files, progress))
+    except _Unsound as error:
+        return error.report
+
+
+class _Unsound(StorageError):
+    def __init__(self, report: Report) -> None:
+        super().__init__("; ".join(report.problems))
+        self.report = report
+
+
+def _sound(files: Files, progress: Callable[[int], None]) -> Report:
+    report = _look(files, progress)
+    if not report.is_sound:
+        raise _Unsound(report)
+    return report
+
+
+def _look(files: Files, progress: Callable[[int], None]) -> Report:
     report = Report()
     try:
         reader = LogReader(files)
@@ -53,17 +74,15 @@ def verify(files: Files, progress: Callable[[int], None] = lambda _rows: None) -
                 report.rows += len(change.keys)
                 progress(len(change.keys))
             report.commits += 1
-            if one.commit.dense is not None:
+            # Of versions before the oldest that can be had, it may be gone.
+            if one.commit.dense is not None and one.version >= reader.manifest.oldest:
                 dense[one.commit.dense.version] = one.commit.dense
     except ShoalError as error:
         report.problems.append(str(error))
-    oldest = reader.manifest.oldest
     for version, wanted in sorted(dense.items()):
         try:
             read_dense(files.dense_of(version), wanted)
             report.dense += 1
         except ShoalError as error:
-            # Of versions before the oldest that can be had, it may be gone.
-            if version >= oldest or any(one.version == oldest for one in reader.manifest.snapshots):
-                report.problems.append(str(error))
+            report.problems.append(str(error))
     return report

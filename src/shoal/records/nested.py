@@ -10,6 +10,7 @@ In the skeleton a value is
     {"tuple": [...]}                a tuple
     {"dict": [[key, value], ...]}   a dict in its order; keys are strings and ints, as above
     {"ordered": [...], "metadata":} an OrderedDict; a module's versions, which torch hangs on it, if it has any
+    {"counter": [...]}              a Counter, as some schedulers have
     {"tensor": name}                a tensor
 
 What comes back is equal and of the same types. Everything else is refused: subclasses of these (numpy's numbers, named
@@ -19,7 +20,7 @@ tuples, torch.Size, Parameters), other keys, torch.dtype and torch.device, bytes
 import math
 import re
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -80,6 +81,8 @@ class _Flattening:
             return {"tuple": self._items(value, path, depth)}
         if kind is dict:
             return {"dict": self._pairs(value, path, depth)}
+        if kind is Counter:
+            return {"counter": self._pairs(value, path, depth)}
         if kind is OrderedDict:
             return self._ordered(value, path, depth)
         self._refuse(
@@ -135,6 +138,7 @@ class _Building:
             ("float",): self._float,
             ("tuple",): self._tuple,
             ("dict",): self._dict,
+            ("counter",): self._counter,
             ("ordered",): self._ordered,
             ("metadata", "ordered"): self._ordered,
             ("tensor",): self._tensor,
@@ -184,6 +188,9 @@ class _Building:
 
     def _dict(self, skeleton: dict[str, Any], depth: int) -> dict[Any, Any]:
         return self._fill({}, skeleton["dict"], depth)
+
+    def _counter(self, skeleton: dict[str, Any], depth: int) -> dict[Any, Any]:
+        return self._fill(Counter(), skeleton["counter"], depth)
 
     def _ordered(self, skeleton: dict[str, Any], depth: int) -> dict[Any, Any]:
         ordered = self._fill(OrderedDict(), skeleton["ordered"], depth)

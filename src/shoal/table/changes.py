@@ -16,6 +16,11 @@ _LEAST_KEYS = 1 << 16
 _MOST_LOGS = 8
 
 
+# A commit of a log, by its version and time: a log and its copy may both have one of that version.
+Mark = tuple[int, float]
+BEGINNING: Mark = (0, 0.0)
+
+
 class Cursor:
     """One reader's place: what it has not seen yet. The group's lock covers it.
 
@@ -68,9 +73,9 @@ class Cursor:
 
 @dataclass
 class _Base:
-    """The version of a log that the table equalled, and what changed since."""
+    """The commit of a log that the table equalled, and what changed since."""
 
-    version: int
+    commit: Mark
     cursor: Cursor
 
 
@@ -97,24 +102,25 @@ class Changes:
 
     # ---- logs, by their identities
 
-    def follow(self, log: str, version: int) -> None:
-        """Be read for a log whose newest version that is. Call it before the seal that it is to hear of."""
+    def follow(self, log: str, commit: Mark, *others: Mark) -> None:
+        """Be read for a log whose rows of the table are those of a commit, and of others. Call it before the seal that
+        it is to hear of."""
         base = self._bases.get(log)
-        if base is None or base.version != version:
+        if base is None or base.commit not in (commit, *others):
             self._bases.pop(log, None)
-            self._bases[log] = _Base(version, self.open())
+            self._bases[log] = _Base(commit, self.open())
             for oldest in list(self._bases)[:-_MOST_LOGS]:
                 del self._bases[oldest]
 
     def look(self, log: str) -> Tensor | None:
-        """What changed since the table equalled the log's version; None if it did not, or all rows may have."""
+        """What changed since the table equalled the log; None if it did not, or all rows may have."""
         return self._bases[log].cursor.look()
 
-    def committed(self, log: str, version: int) -> None:
-        """What was looked at is in that version of the log, which the table equalled then."""
+    def committed(self, log: str, commit: Mark) -> None:
+        """What was looked at is in that commit of the log, which the table equalled then."""
         base = self._bases[log]
         base.cursor.advance()
-        base.version = version
+        base.commit = commit
 
     # ---- what happens
 

@@ -315,6 +315,11 @@ class Group(ABC):
     def _touch(self, batch: Any) -> None:
         """The keys of a training lookup that no backward follows were used all the same."""
 
+    def forget_forwards(self) -> None:
+        """Forget every forward that waits for its backward. Call while writing."""
+        self._leases.clear()
+        self._collect_leases()
+
     def clear(self, numbers: Sequence[int]) -> None:
         """Forget all rows of some tables, and every forward that waits for its backward. Call while writing."""
         self._leases.clear()

@@ -62,7 +62,7 @@ class Leases(Generic[Held]):
         if batch is None:
             raise BackwardError(
                 "[backward] wanted a forward whose rows are still held; this one's were released, because the tables "
-                "were loaded or moved since. Run the forward again."
+                "were loaded, rolled back or moved since. Run the forward again."
             )
         if batch.applied:
             raise BackwardError(

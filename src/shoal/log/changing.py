@@ -1,0 +1,33 @@
+"""Reading a log whose files others remove."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from shoal.errors import CheckpointError, StorageError
+
+ResultT = TypeVar("ResultT")
+# Each takes another process a commit and a compaction.
+_MOST_TRIES = 20
+
+
+def while_it_changes(path: Path, call: Callable[[], ResultT]) -> ResultT:
+    """What a call that reads a log returns. Where another process removed files under it, as who compacts or saves
+    anew does, it is called again."""
+    for _again in range(_MOST_TRIES - 1):
+        before = _manifests(path)
+        try:
+            return call()
+        except (StorageError, CheckpointError):
+            if _manifests(path) == before:
+                raise
+    return call()
+
+
+def _manifests(path: Path) -> list[bytes]:
+    found = []
+    for part in sorted([path, *path.glob("rank-*")]):
+        with suppress(OSError):
+            found.append((part / "MANIFEST.json").read_bytes())
+    return found
