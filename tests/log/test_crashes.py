@@ -27,12 +27,12 @@ def crash(folder, kind, rounds, seed):
 
 @pytest.mark.timeout(600)
 def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path):
-    crash(tmp_path, "kill", 30, seed=1)
+    crash(tmp_path, "kill", 20, seed=1)  # 35 kills
 
 
 @pytest.mark.timeout(600)
 def test_writers_whose_power_fails_lose_nothing_that_was_on_the_disk(tmp_path):
-    crash(tmp_path, "power", 12, seed=1)
+    crash(tmp_path, "power", 12, seed=1)  # 21 cuts
 
 
 @pytest.mark.slow
