@@ -149,3 +149,17 @@ def test_a_closed_storage_says_so(storage):
     storage.close()
     with pytest.raises(StorageError, match="was closed"):
         storage.read(torch.arange(2))
+
+
+def test_a_storage_stays_where_it_was_made(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    storage = SsdStorage("rows", 64, 64 << 20)
+    monkeypatch.chdir(tmp_path / "there")
+    rows = torch.randint(0, 255, (300_000, 64), dtype=torch.uint8)
+    keys = torch.arange(len(rows))
+    storage.write(keys, rows)
+    assert torch.equal(storage.read(keys)[0], rows)
+    storage.close()
+    assert not list((tmp_path / "there").iterdir())

@@ -49,7 +49,8 @@ def write_dense(
     states = _states(where, dense, optimizer)
     if not states:
         return None
-    if before is not None and not (before.holds is not None and before.holds <= states.keys()):
+    absent = {_MODEL, _OPTIMIZER} - states.keys()
+    if before is not None and absent and (before.holds is None or absent & before.holds):
         for name, held in read_dense(files.dense_of(before.version), before).items():
             states.setdefault(name, held)
     skeleton, found = nested.flatten(states, where)

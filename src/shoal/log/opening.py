@@ -19,7 +19,8 @@ def require_empty(files: Files, where: str) -> None:
     """Raise CheckpointError where a folder has no log, and something else."""
     if not is_new(files):
         return
-    known = {"LOCK", "MANIFEST.lock", "COMPACT", "HEAD", "MANIFEST.json.tmp", "segments", "dense", "snapshots"}
+    known = {"LOCK", "MANIFEST.lock", "COMPACT", "HEAD", "segments", "dense", "snapshots"}
+    known |= {"MANIFEST.json.tmp", "MANIFEST.json"}  # another process may be making one
     others = [name for name in names_in(files.root) if name not in known]
     if others:
         raise CheckpointError(

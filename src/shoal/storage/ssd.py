@@ -1,6 +1,7 @@
 """Rows by key on a disk, in files that are appended to."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,8 +29,10 @@ class SsdStorage(Storage):
         if io not in _IO:
             raise InputError(f"[ssd {directory}] io is one of {', '.join(_IO)}; got {io!r}.")
         self.row_bytes = row_bytes
-        self._directory = directory
-        self._native: _native.SsdStore | None = _native.SsdStore.open(directory, row_bytes, size, direct, io, depth)
+        self._directory = str(Path(directory).absolute())  # the process may change its folder
+        self._native: _native.SsdStore | None = _native.SsdStore.open(
+            self._directory, row_bytes, size, direct, io, depth
+        )
 
     @property
     def _store(self) -> _native.SsdStore:
