@@ -245,6 +245,22 @@ def test_a_model_that_died_goes_on_bit_for_bit(tmp_path):
     assert third.state_dict() == scheduler.state_dict()
 
 
+def test_a_model_that_is_loaded_with_its_generators_goes_on_bit_for_bit(tmp_path):
+    model, optimizer, scheduler = trained()
+    run(model, optimizer, scheduler, range(5))
+    shoal.save(tmp_path / "saved", model.bags, dense=model, optimizer={"adam": optimizer, "steps": scheduler})
+    run(model, optimizer, scheduler, range(5, 9))
+    again, other, third = trained()
+    before = torch.get_rng_state()
+    shoal.load(tmp_path / "saved", again.bags)
+    assert torch.equal(torch.get_rng_state(), before), "who serves draws as before"
+    shoal.load(tmp_path / "saved", again.bags, dense=again, optimizer={"adam": other, "steps": third}, rng=True)
+    run(again, other, third, range(5, 9))
+    assert_rows(again.bags, rows_of(model.bags))
+    for name, value in model.dense.state_dict().items():
+        assert torch.equal(value, again.dense.state_dict()[name]), name
+
+
 def test_prefetch_and_recovery(tmp_path):
     def loop(bags, log, begin, end):
         for step, one in enumerate(shoal.prefetch([batch(step) for step in range(begin, end)], bags), begin):

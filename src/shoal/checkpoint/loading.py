@@ -15,7 +15,7 @@ from shoal.config.checked import integer
 from shoal.errors import CheckpointError, InputError, NotFoundError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
-from shoal.log.commit import Commit
+from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import restore_dense
 from shoal.log.files import Files
 from shoal.log.reader import LogReader, TableChange, Version
@@ -34,6 +34,7 @@ def load(
     tables: Sequence[str] | None = None,
     state: bool = True,
     cast: bool = False,
+    rng: bool = False,
     rank: int = 0,
     ranks: int = 1,
     progress: bool | None = None,
@@ -43,7 +44,8 @@ def load(
     version: of a log; None is the newest. tables: names of those to load; None is all of the collection. state: False
     loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it anyway. cast:
     weights may be of another type, and are rounded to the table's. With its state comes what a table remembers: its
-    step, and the settings of its optimizer, learning rate included. rank, ranks: only rows of that rank's buckets.
+    step, and the settings of its optimizer, learning rate included. rng: True has torch's generators be as they were
+    when it was saved, to train on; of several ranks, the first's. rank, ranks: only rows of that rank's buckets.
     Sizes of tiers, devices and the ranks that saved do not matter. Wrong settings raise before anything changes; where
     a file is damaged in the middle, or a weight is more than the table's type has, tables are left empty, and it says
     so.
@@ -71,6 +73,8 @@ def load(
                 memory = commit.tables[name]
                 step = max(plan.commits[name].step for plan in plans)
                 table.remember(replace(memory, step=step, hyper=memory.hyper if state else {}))
+        if rng:
+            set_random_states(where, commit.rng)
         return commit
 
     return while_it_changes(Path(path), attempt)
