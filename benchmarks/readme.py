@@ -1,4 +1,4 @@
-"""The README's numbers, from the CSV: `python -m benchmarks.readme` writes them between its markers."""
+"""The README's numbers, from the CSVs: `python -m benchmarks.readme` writes them between its markers."""
 
 import pathlib
 import re
@@ -9,11 +9,19 @@ from benchmarks.measure import OURS
 from benchmarks.record import RESULTS, Row, newest, read
 
 README = pathlib.Path(__file__).resolve().parent.parent / "README.md"
-CSV = RESULTS / "cpu.csv"
-BLOCK = re.compile(r"(?<=<!-- numbers -->\n).*?(?=<!-- /numbers -->)", re.DOTALL)
+SUITES = ("cpu", "tiers", "log")  # each has a block
 NONE = "No run is recorded yet.\n"
 # Says up to when the CSV was read: rows that were measured since do not make the README wrong.
 STAMP = re.compile(r"<!-- up to (\S+) -->")
+
+
+def csv_of(suite: str) -> pathlib.Path:
+    return RESULTS / f"{suite}.csv"
+
+
+def block_of(suite: str) -> re.Pattern[str]:
+    """What stands between a suite's markers."""
+    return re.compile(rf"(?<=<!-- numbers of {suite} -->\n).*?(?=<!-- /numbers -->)", re.DOTALL)
 
 
 def is_shown(case: str) -> bool:
@@ -26,8 +34,8 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def render(rows: Sequence[Row]) -> str:
-    """The newest run of every case: ours, and each other with the ratio of ours to it."""
+def render(suite: str, rows: Sequence[Row]) -> str:
+    """The newest run of every case of a suite: ours, and each other with the ratio of ours to it."""
     shown = [row for row in newest(rows) if is_shown(row.case)]
     if not shown:
         return NONE
@@ -43,29 +51,35 @@ def render(rows: Sequence[Row]) -> str:
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in shown))
     machines = "; ".join(dict.fromkeys(row.machine for row in shown))
     notes = (
-        f"Medians. For times and bytes a ratio below 1 is better, for rates (M keys/s) above 1. Commit {commits} on\n"
-        f"{machines}, {last[:10]}. Other dims are in [cpu.csv](benchmarks/results/cpu.csv) and\n"
-        "[cpu.png](benchmarks/results/cpu.png)."
+        f"Medians. For times and bytes a ratio below 1 is better, for rates above 1. Commit {commits} on\n"
+        f"{machines}, {last[:10]}. All runs are in [{suite}.csv](benchmarks/results/{suite}.csv), the newest in\n"
+        f"[{suite}.png](benchmarks/results/{suite}.png)."
     )
     return "\n".join([f"<!-- up to {last} -->", *lines, "", notes, ""])
 
 
-def is_current(text: str, rows: Sequence[Row]) -> bool:
-    """Whether the block in `text` is what the rows up to its stamp give."""
-    block = BLOCK.search(text)
+def is_current(text: str, suite: str, rows: Sequence[Row]) -> bool:
+    """Whether the block of a suite in `text` is what the rows up to its stamp give."""
+    block = block_of(suite).search(text)
     if block is None:
         return False
     stamp = STAMP.search(block[0])
-    return block[0] == render([row for row in rows if stamp is None or row.when <= stamp[1]])
+    return block[0] == render(suite, [row for row in rows if stamp is None or row.when <= stamp[1]])
 
 
 def main() -> int:
     text = README.read_text()
-    if BLOCK.search(text) is None:
-        print(f"{README}: wanted the markers <!-- numbers --> and <!-- /numbers -->; got none", file=sys.stderr)
-        return 1
-    numbers = render(read(CSV) if CSV.exists() else [])
-    README.write_text(BLOCK.sub(lambda _: numbers, text))
+    for suite in SUITES:
+        block = block_of(suite)
+        if block.search(text) is None:
+            print(
+                f"{README}: wanted the markers <!-- numbers of {suite} --> and <!-- /numbers -->; got none",
+                file=sys.stderr,
+            )
+            return 1
+        numbers = render(suite, read(csv_of(suite)) if csv_of(suite).exists() else [])
+        text = block.sub(lambda _, numbers=numbers: numbers, text, count=1)
+    README.write_text(text)
     return 0
 
 

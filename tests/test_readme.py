@@ -97,9 +97,10 @@ def test_the_matrix_has_every_optimizer_and_nothing_else():
     assert set(re.findall(r"^\| `(\w+)`", table[0], re.MULTILINE)) == optimizers
 
 
-def test_numbers_are_those_of_the_csv():
-    rows = read(readme.CSV) if readme.CSV.exists() else []
-    assert readme.is_current(TEXT, rows), "README.md: run `python -m benchmarks.readme`"
+@pytest.mark.parametrize("suite", readme.SUITES)
+def test_numbers_are_those_of_the_csv(suite):
+    rows = read(readme.csv_of(suite)) if readme.csv_of(suite).exists() else []
+    assert readme.is_current(TEXT, suite, rows), "README.md: run `python -m benchmarks.readme`"
 
 
 def measured(case: str, contender: str, p50: float, when: str, **others: object) -> Row:
@@ -127,21 +128,25 @@ RUNS = [
 
 
 def test_numbers_are_of_the_newest_run_and_the_shown_dims():
-    block = readme.render(RUNS)
+    block = readme.render("cpu", RUNS)
     assert "| train sgd, dim 64, zipf | 6 (5 to 7) ms | fbgemm 15 (0.40) |" in block
     assert "| cost growth of find, dim 8 | 150 ns/key |  |" in block
     assert "dim 32" not in block
     assert "2026-01-02" in block
-    assert readme.render([]) == readme.NONE
+    assert readme.render("cpu", []) == readme.NONE
 
 
 def test_rows_measured_since_do_not_make_the_numbers_wrong():
     def page(rows):
-        return f"a\n<!-- numbers -->\n{readme.render(rows)}<!-- /numbers -->\nb\n"
+        return f"a\n<!-- numbers of cpu -->\n{readme.render('cpu', rows)}<!-- /numbers -->\nb\n"
 
-    assert readme.is_current(page(RUNS), RUNS)
-    assert readme.is_current(page(RUNS[:2]), RUNS)
-    assert not readme.is_current(page(RUNS).replace("6 (5 to 7)", "2 (1 to 3)"), RUNS)
-    assert not readme.is_current(page([]), RUNS)
-    assert readme.is_current(page([]), [])
-    assert not readme.is_current("no markers", [])
+    def is_current(text, rows):
+        return readme.is_current(text, "cpu", rows)
+
+    assert is_current(page(RUNS), RUNS)
+    assert is_current(page(RUNS[:2]), RUNS)
+    assert not is_current(page(RUNS).replace("6 (5 to 7)", "2 (1 to 3)"), RUNS)
+    assert not is_current(page([]), RUNS)
+    assert is_current(page([]), [])
+    assert not is_current("no markers", [])
+    assert not readme.is_current(page(RUNS), "log", RUNS)
