@@ -405,9 +405,9 @@ def test_room_is_made_for_as_many_rows_as_the_files_can_hold(tmp_path, monkeypat
     other = made()
     for table in other._group.tables:
         monkeypatch.setattr(table, "expect", asked.append)
-    shoal.load(tmp_path, other)
+    with pytest.raises(CheckpointError, match="its parts have 1099511627776 rows, of 94 keys"):
+        shoal.load(tmp_path, other)
     assert 0 < sum(asked) < 100_000
-    assert_rows(other, rows_of(bags))
 
 
 def test_loads_beside_a_process_that_saves_again_and_again(tmp_path):

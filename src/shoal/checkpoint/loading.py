@@ -16,8 +16,8 @@ from shoal.errors import CheckpointError, InputError, NotFoundError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
-from shoal.log.dense import restore_dense
-from shoal.log.files import Files
+from shoal.log.dense import restored_dense
+from shoal.log.files import Files, size_of
 from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
@@ -43,12 +43,13 @@ def load(
 
     version: of a log; None is the newest. tables: names of those to load; None is all of the collection. state: False
     loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it anyway. cast:
-    weights may be of another type, and are rounded to the table's. With its state comes what a table remembers: its
-    step, and the settings of its optimizer, learning rate included. rng: True has torch's generators be as they were
-    when it was saved, to train on; of several ranks, the first's. rank, ranks: only rows of that rank's buckets.
-    Sizes of tiers, devices and the ranks that saved do not matter. Wrong settings raise before anything changes; where
-    a file is damaged in the middle, or a weight is more than the table's type has, tables are left empty, and it says
-    so.
+    weights may be of another type, and are rounded to the table's. Scores and the table's step come with the rows; with
+    its state come the settings of its optimizer, learning rate included, if it is of the same kind. rng: True has
+    torch's generators be as they were when it was saved, to train on; of several ranks, the first's. rank, ranks: only
+    rows of that rank's buckets. Sizes of tiers, devices and the ranks that saved do not matter.
+
+    Wrong settings, and tables without room, raise before anything changes; where a file is damaged in the middle, or a
+    weight is more than the table's type has, tables are left empty, and it says so.
     """
     where = f"load {path}"
     require_path("load", path)
@@ -60,19 +61,31 @@ def load(
 
     def attempt() -> Commit:
         versions = [_version(part, version) for part in parts_of(Path(path))]
-        _require_one_save(where, versions)
+        require_one_save(where, versions)
         plans = [_Plan(where, one, wanted, state, cast, here) for one in versions]
         commit = versions[0].commit
         states = versions[0].dense() if dense is not None or optimizer is not None else {}
-        restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
-        rows = sum(one.rows for plan in plans for one in plan.commits.values())
-        with progress_bar("loading", rows, progress) as bar, emptied(held, wanted):
+        rows = {name: sum(plan.commits[name].rows for plan in plans) for name in wanted}
+        if ranks == 1:
+            for name, table in wanted.items():
+                table.table.require_room(rows[name])
+        with (
+            restored_dense(where, states, dense, optimizer),
+            progress_bar("loading", sum(rows.values()), progress) as bar,
+            emptied(held, wanted),
+        ):
             for plan in plans:
                 plan.fill(bar)
             for name, table in wanted.items():
+                if ranks == 1 and len(table.table) != rows[name]:
+                    raise CheckpointError(
+                        f"[{where}] table {name!r}: its parts have {rows[name]} rows, of {len(table.table)} keys. Were "
+                        f"keys saved by several ranks?"
+                    )
                 memory = commit.tables[name]
                 step = max(plan.commits[name].step for plan in plans)
-                table.remember(replace(memory, step=step, hyper=memory.hyper if state else {}))
+                is_trained_so = state and memory.optimizer in (None, table.optimizer)
+                table.remember(replace(memory, step=step, hyper=memory.hyper if is_trained_so else {}))
         if rng:
             set_random_states(where, commit.rng)
         return commit
@@ -80,16 +93,17 @@ def load(
     return while_it_changes(Path(path), attempt)
 
 
-def _require_one_save(where: str, versions: Sequence[Version]) -> None:
-    """Raise CheckpointError where ranks are not all at the step that the first is at, or else at its version."""
+def require_one_save(where: str, versions: Sequence[Version]) -> None:
+    """Raise CheckpointError where ranks are not all at the step and the version that the first is at: one of them
+    saved again, and another did not."""
     first = versions[0].commit
     for number, one in enumerate(versions):
         commit = one.commit
-        if commit.step != first.step or (commit.step is None and commit.version != first.version):
+        if (commit.step, commit.version) != (first.step, first.version):
             raise CheckpointError(
                 f"[{where}] wanted all ranks at one step; rank 0 saved step {first.step} (version {first.version}) and "
-                f"rank {number} step {commit.step} (version {commit.version}). A save was interrupted: load an older "
-                f"checkpoint."
+                f"rank {number} step {commit.step} (version {commit.version}). A save was interrupted: load another "
+                f"checkpoint, or save again with another step."
             )
 
 
@@ -111,9 +125,10 @@ def _version(part: Path, version: int | None) -> Version:
 
 
 def require_path(call: str, path: Any) -> None:
-    """Raise InputError where it is none."""
+    """Raise InputError where it is none, and StorageError where the system does not take it."""
     if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
         raise InputError(f"[{call}] path: wanted the path of a folder; got {path!r:.100}.")
+    size_of(Path(path))
 
 
 @contextmanager
@@ -152,6 +167,8 @@ class _Plan:
                     f"[{where}] wanted a table {name!r}; the checkpoint has {has}. Name those to load in tables=."
                 )
             _check(where, version.layouts[name], table.layout, state, cast)
+            if state:
+                _check_optimizer(where, version.commit.tables[name].optimizer, version.layouts[name], table)
         self.commits = {name: version.commit.tables[name] for name in wanted}
 
     def fill(self, progress: Callable[[int], None]) -> None:
@@ -226,4 +243,16 @@ def _check(where: str, has: Layout, wants: Layout, state: bool, cast: bool) -> N
         names = ", ".join(sorted(name for name, _ in mine - theirs))
         raise CheckpointError(
             f"{of}: its optimizer has state that the checkpoint lacks: {names}. Give state=False to load weights alone."
+        )
+
+
+def _check_optimizer(where: str, was: str | None, has: Layout, table: LoggedTable) -> None:
+    """Raise CheckpointError where another optimizer would leave state out without a word."""
+    if was in (None, table.optimizer) or not table.optimizer:
+        return
+    mine, theirs = ({(column.name, column.width) for column in one.columns} for one in (table.layout, has))
+    if mine != theirs:
+        raise CheckpointError(
+            f"[{where}] table {table.name!r} was trained by {was or 'no optimizer'}, whose state {table.optimizer} does "
+            f"not have. Give state=False to load weights alone."
         )

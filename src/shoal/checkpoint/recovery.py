@@ -6,11 +6,11 @@ from typing import Any
 from shoal.checkpoint.loading import apply, emptied, require_path
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import require_no_ranks
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, StorageError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
-from shoal.log.dense import restore_dense
+from shoal.log.dense import restored_dense
 from shoal.log.files import Files, is_new
 from shoal.log.reader import LogReader
 from shoal.log.tables import LoggedTables
@@ -53,15 +53,23 @@ def _recover(
                 f"[{where}] table {name!r} was trained by {was or 'no optimizer'}, and has {wants or 'none'}. Make it "
                 f"as it was, or use shoal.load."
             )
-    if not any(name in version.layouts for name in tables):
+    strange, missed = set(tables) - set(version.layouts), set(version.layouts) - set(tables)
+    if strange and (missed or len(strange) == len(tables)):
         has = ", ".join(map(repr, version.layouts)) or "none"
-        got = ", ".join(map(repr, tables))
-        raise CheckpointError(f"[{where}] wanted tables of the log, which has {has}; got {got}. Were they renamed?")
+        raise CheckpointError(
+            f"[{where}] wanted tables of the log, which has {has}; got {', '.join(map(repr, tables))}. Were they "
+            f"renamed? shoal.load(tables=) takes those that it has."
+        )
     states = version.dense() if dense is not None or optimizer is not None else {}
-    restore_dense(where, states, dense, optimizer)  # before rows: it refuses what does not fit
     known = {name: table for name, table in tables.items() if name in version.layouts}
     rows = sum(version.commit.tables[name].rows for name in known)
-    with progress_bar("recovering", rows, progress) as bar, emptied(tables, dict(tables)):
+    for name, table in known.items():
+        table.table.require_room(version.commit.tables[name].rows)
+    with (
+        restored_dense(where, states, dense, optimizer),
+        progress_bar("recovering", rows, progress) as bar,
+        emptied(tables, dict(tables)),
+    ):
         for name, table in known.items():
             table.follow(version.manifest.identity, version.commit.mark)
             table.table.expect(min(version.commit.tables[name].rows, version.most_rows(name)))
@@ -69,7 +77,13 @@ def _recover(
                 for change in made_ahead(version.steps(name)):
                     apply(table, change, table.layout, table.layout, True, None)
                     bar(len(change.keys))
-            table.remember(version.commit.tables[name])
+            memory = version.commit.tables[name]
+            if len(table.table) != memory.rows:
+                raise StorageError(
+                    f"[{where}] table {name!r}: wanted the {memory.rows} rows of version {version.commit.version}; its "
+                    f"changes make {len(table.table)}. Restore the log from another copy."
+                )
+            table.remember(memory)
             table.equals(version.manifest.identity, version.commit.mark)
     for name in set(tables) - set(known):
         tables[name].table.step = 0  # as it was before it was committed for the first time

@@ -1,13 +1,17 @@
 """Saving tables: a log whose newest version is a snapshot of them as they are."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.loading import require_path
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, require_kind
-from shoal.log import ChangeLog
+from shoal.errors import ShoalError
+from shoal.log import ChangeLog, Commit
+from shoal.log.files import Files
+from shoal.log.reader import LogReader
 from shoal.log.tables import LoggedTables
 
 
@@ -28,13 +32,16 @@ def save(
 
     bags: a collection, or a list of them. A checkpoint that is there already is replaced once the new one is complete,
     as one version more. `ChangeLog(path)` can go on from it. rank, ranks: each of several processes saves its part,
-    in which no other's keys are.
+    in which no other's keys are, with one `step`. Each part is replaced by itself: should a rank die before its own is,
+    the parts are of two saves, and none is loaded until all have saved another step. Save to another folder to have
+    the last one until then.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
     require_path("save", path)
     here = Rank(rank, ranks)
     require_kind(Path(path), here)
     rows = sum(len(table.table) for table in LoggedTables(f"save {path}", bags).values())
+    version = None if ranks == 1 else _version_together(Path(path), here, step)
     with ChangeLog(str(here.folder(Path(path)))) as log, progress_bar("saving", rows, progress) as bar:
         return log.rewrite(
             bags,
@@ -44,4 +51,27 @@ def save(
             optimizer=optimizer,
             metadata=metadata,
             progress=bar,
+            version=version,
         )
+
+
+def _version_together(path: Path, here: Rank, step: int | None) -> int | None:
+    """The version that a rank's part gets: the same for all ranks that save a step, whoever is first. Parts that were
+    left at different versions, because some ranks died, come together again with the next step."""
+    versions: dict[int, int] = {}
+    saving = 0
+    for rank in range(here.ranks):
+        commit = _newest(Rank(rank, here.ranks).folder(path))
+        versions[rank] = 0 if commit is None else commit.version
+        if commit is not None and rank != here.rank and step is not None and commit.step == step:
+            saving = max(saving, commit.version)
+    own = versions[here.rank]
+    if step is None:
+        return own + 1
+    return saving if saving > own else max(versions.values()) + 1
+
+
+def _newest(part: Path) -> Commit | None:
+    with suppress(ShoalError):  # not there, being made, or damaged
+        return LogReader(Files(str(part))).newest()
+    return None

@@ -19,8 +19,8 @@ from shoal.errors import ConfigError, ForkError, InputError, StorageError
 from shoal.log.ahead import in_background
 from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
 from shoal.log.compact import compact, let_go
-from shoal.log.dense import check_dense, restore_dense, write_dense
-from shoal.log.files import Files, is_new, remove_file
+from shoal.log.dense import restored_dense, write_dense
+from shoal.log.files import Files, is_new, remove_file, size_of
 from shoal.log.head import Head, HeadWriter
 from shoal.log.manifest import (
     changing_manifest,
@@ -29,7 +29,7 @@ from shoal.log.manifest import (
 )
 from shoal.log.opening import create, cut_tail, new_segment, remove_strangers, require_empty
 from shoal.log.reader import CommittedChanges, LogReader, Version
-from shoal.log.rollback import roll_back
+from shoal.log.rollback import rolled_back
 from shoal.log.segment import SegmentWriter, digest_of, header_of
 from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
 from shoal.log.tables import LoggedTable, LoggedTables
@@ -198,8 +198,9 @@ class ChangeLog:
                 commit = self._end_commit(writer, told, said, written)
                 is_written = True
                 self._is_committed(writer, commit, tables)
-                for table in tables.values():
-                    table.table.changes.committed(self._manifest.identity, commit.mark)
+                with tables.alone():
+                    for table in tables.values():
+                        table.table.changes.committed(self._manifest.identity, commit.mark)
             except BaseException as error:
                 self._undo(writer, version, error if is_written else None)
                 raise
@@ -263,6 +264,11 @@ class ChangeLog:
     def _begin_commit(self, layouts: list[Layout]) -> SegmentWriter:
         """Where the next commit is written, which may have tables that the log has not yet."""
         writer, _ = self._require_open()
+        if size_of(writer.path) is None:  # the system would take what is written all the same
+            raise StorageError(
+                f"[{self._where}] {writer.path} is not there any more: its folder was moved or removed. Put it back, "
+                f"or open another log."
+            )
         if writer.end >= self._segment_bytes and self.version >= self._manifest.segments[-1]:  # it is not empty
             writer = self._rotate()
         self._add_tables(layouts)
@@ -278,15 +284,19 @@ class ChangeLog:
         optimizer: Any = None,
         metadata: Mapping[str, Any] | None = None,
         progress: Callable[[int], None] = lambda _rows: None,
+        version: int | None = None,
     ) -> int:
         """Have the log hold all rows of these tables as they are now, as one version more and a snapshot, and nothing
-        before it: what `shoal.save` does. `progress` hears of rows. Until it is complete the log is as it was."""
+        before it: what `shoal.save` does. `progress` hears of rows. `version`: its number, larger than that of the
+        newest; None is the next one. Until it is complete the log is as it was."""
         with self._mutex:
             self._require_open()
             tables = LoggedTables(self._where, bags)
-            told = self._told(step, event_time, metadata)
-            version = self.version + 1
-            layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()])
+            if version is None:
+                version = self.version + 1
+            integer(self._where, "version", version, low=self.version + 1)
+            told = replace(self._told(step, event_time, metadata), version=version)
+            layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()], ())
             writer = SnapshotWriter(self._files, version)
             is_named = False
             try:
@@ -304,7 +314,7 @@ class ChangeLog:
                 is_named = True
                 with changing_manifest(self._files) as write:
                     now = read_manifest(self._files)
-                    changed = replace(layouts, snapshots=(entry,), segments=(version + 1,))
+                    changed = replace(layouts, snapshots=(entry,), segments=(version + 1,), kept_from=0)
                     write(changed)
                 self._manifest, self._newest = changed, commit
                 self._versions, self._known_from = {}, commit.mark
@@ -371,9 +381,10 @@ class ChangeLog:
         return kept | dict(said)
 
     def _add_tables(self, layouts: list[Layout]) -> None:
-        if with_layouts(self._manifest, layouts) is not self._manifest:
+        committed = () if self._newest is None else self._newest.tables
+        if with_layouts(self._manifest, layouts, committed) is not self._manifest:
             with changing_manifest(self._files) as write:
-                changed = with_layouts(read_manifest(self._files), layouts)
+                changed = with_layouts(read_manifest(self._files), layouts, committed)
                 write(changed)
                 self._manifest = changed
 
@@ -478,14 +489,23 @@ class ChangeLog:
         return verify(self._files)
 
     def rollback(self, version: int, bags: Any, *, dense: Any = None, optimizer: Any = None) -> int:
-        """Have the tables' rows be as they were at an older version, and commit that as a new one."""
+        """Have the tables' rows be as they were at an older version, and commit that as a new one, with its step and
+        event time. Dense weights and optimizers go back where they are given; torch's generators do not. Where it
+        fails, all is as it was."""
         with self._mutex:
             self._require_open()
             tables = LoggedTables(self._where, bags)
             then, since = self.at(version), list(self.tail(version))
             states = then.dense() if dense is not None or optimizer is not None else {}
-            check_dense(self._where, states, dense, optimizer)
-            roll_back(self._where, tables, then, since, self._manifest.identity, self._marks_of)
-            restore_dense(self._where, states, dense, optimizer)
-            told = {"rollback": version}
-            return self.commit(bags, step=then.commit.step, dense=dense, optimizer=optimizer, metadata=told)
+            with (
+                restored_dense(self._where, states, dense, optimizer),
+                rolled_back(self._where, tables, then, since, self._manifest.identity, self._marks_of),
+            ):
+                return self.commit(
+                    bags,
+                    step=then.commit.step,
+                    event_time=then.commit.event_time,
+                    dense=dense,
+                    optimizer=optimizer,
+                    metadata={"rollback": version},
+                )

@@ -14,6 +14,7 @@ from shoal.log.fields import Fields, is_number
 from shoal.records.excerpt import excerpt
 from shoal.table.changes import Mark
 
+MOST_STEPS = 2**63 - 1
 # Of a commit's metadata: what reads it may stand deep in calls itself.
 _MOST_DEPTH = 64
 

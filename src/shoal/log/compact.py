@@ -1,13 +1,13 @@
 """Compaction: a snapshot of the newest version, from the one before and the commits since. No table takes part."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
 
 from shoal import _native
-from shoal.errors import StorageError
+from shoal.errors import CheckpointError, StorageError
 from shoal.log.files import Files, names_in, remove_file, remove_folder
 from shoal.log.manifest import Manifest, changing_manifest, read_manifest
 from shoal.log.reader import LogReader, Version, Winners
@@ -16,6 +16,8 @@ from shoal.records import Layout, Rows, join
 
 # Rows that changed are held in memory at a time, in bytes; where there are more, buckets are taken in turns.
 _HELD_BYTES = 256 << 20
+# Of folders that compactions write, which the next one may remove: the log's writer has others.
+_SUFFIX = ".compact.tmp"
 
 
 @contextmanager
@@ -46,7 +48,8 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
         # On the disk before the snapshot is: else a power cut might leave a log whose segment ends before it.
         with _native.File.open_to_write(str(files.segment(version.manifest.segments[-1]))) as segment:
             segment.sync()
-        writer = SnapshotWriter(files, version.commit.version)
+        _remove_remains(files, version)
+        writer = SnapshotWriter(files, version.commit.version, _SUFFIX)
         try:
             for name, layout in version.layouts.items():
                 number = version.manifest.number_of(name)
@@ -64,8 +67,8 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
             if now.snapshots and now.snapshots[-1].version >= entry.version:  # the log was rewritten meanwhile
                 remove_folder(files.snapshot(entry.version))
                 return None
-            # What a version is made from: the beginning, while it is there, and the snapshots.
-            bases = [0] * (now.segments[0] == 1) + [one.version for one in (*now.snapshots, entry)]
+            # What a version is made from: the beginning, while it is kept, and the snapshots.
+            bases = [0] * (now.oldest == 1) + [one.version for one in (*now.snapshots, entry)]
             after = bases[-retain:][0]
             snapshots = tuple(one for one in (*now.snapshots, entry) if one.version >= after)
             segments = tuple(
@@ -73,14 +76,29 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
                 for number, first in enumerate(now.segments)
                 if number + 1 == len(now.segments) or now.segments[number + 1] > after + 1
             )
-            changed = replace(now, snapshots=snapshots, segments=segments)
+            changed = replace(now, snapshots=snapshots, segments=segments, kept_from=after)
             write(changed)
         let_go(files, now, changed)
         return entry.version
 
 
+def _remove_remains(files: Files, version: Version) -> None:
+    """Remove what compactions left that died: they may be many, beside a writer that lives."""
+    named = {files.snapshot(one.version).name for one in version.manifest.snapshots}
+    for name in names_in(files.snapshots):
+        is_done = name.isdecimal() and int(name) <= version.commit.version and name not in named
+        if is_done or name.endswith(_SUFFIX):
+            remove_folder(files.snapshots / name)
+
+
 def let_go(files: Files, before: Manifest, after: Manifest) -> None:
-    """Remove what the manifest named and does not any more."""
+    """Remove what the manifest named and does not any more. What cannot be is left to the next who compacts or opens
+    the log: the log is as it should be already."""
+    with suppress(StorageError, CheckpointError):
+        _let_go(files, before, after)
+
+
+def _let_go(files: Files, before: Manifest, after: Manifest) -> None:
     for first in set(before.segments) - set(after.segments):
         remove_file(files.segment(first))
     for entry in set(before.snapshots) - set(after.snapshots):

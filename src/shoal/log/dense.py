@@ -1,14 +1,16 @@
 """Dense weights and optimizers: a file of tensors, and what else their state dicts hold in its header."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shoal import _native
-from shoal.errors import CheckpointError, InputError, StorageError
+from shoal.errors import CheckpointError, InputError, ShoalError, StorageError
 from shoal.log.commit import DenseFile
 from shoal.log.files import Files, remove_file, size_of
 from shoal.records import nested, tensors
@@ -111,6 +113,8 @@ def check_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: An
         _each(where, optimizer, lambda _one: None)
         if isinstance(optimizer, Mapping) and (not isinstance(held, dict) or set(held) != set(optimizer)):
             raise CheckpointError(f"[{where}] optimizer: wanted those that were committed; got {list(optimizer)}.")
+        for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [("", optimizer)]:
+            _check_optimizer(where, one, held[name] if isinstance(optimizer, Mapping) else held)
 
 
 def _check_model(where: str, dense: Any, held: Any) -> None:
@@ -130,10 +134,56 @@ def _check_model(where: str, dense: Any, held: Any) -> None:
             )
 
 
-def restore_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
-    """Load state dicts into a model and its optimizers, as they were. What does not fit is refused before any changes,
-    as far as can be told from outside."""
+def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(held, Mapping):
+        return  # only it knows
+    groups = held.get("param_groups")
+    theirs = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else None
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    if mine != theirs:
+        raise CheckpointError(
+            f"[{where}] optimizer: it has groups of {mine} parameters; the version's had {theirs}. Make it as it was "
+            f"committed, or leave optimizer= out."
+        )
+
+
+@contextmanager
+def restored_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> Iterator[None]:
+    """Load state dicts into a model and its optimizers, as they were. Where these do not take them, or the body fails,
+    all is as it was before."""
     check_dense(where, states, dense, optimizer)
+    before = _copied(_states(where, dense, optimizer))
+    try:
+        try:
+            _load(states, dense, optimizer)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, ShoalError):
+                raise
+            raise CheckpointError(
+                f"[{where}] dense, optimizer: one does not take what was committed: {error}. Make it as it was, or "
+                f"leave it out."
+            ) from error
+        yield
+    except BaseException as error:
+        try:
+            _load(before, dense, optimizer)
+        except Exception as again:
+            error.add_note(f"Dense weights or their optimizer are not as they were before: {again!r:.300}.")
+        raise
+
+
+def _copied(value: Any) -> Any:
+    """State dicts of their own, on the host: a model on a device has no room for two."""
+    if isinstance(value, Tensor):
+        return value if nn.parameter.is_lazy(value) else value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {name: _copied(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    return value
+
+
+def _load(states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
     if dense is not None:
         with without_rows():
             dense.load_state_dict(states[_MODEL])
@@ -143,4 +193,4 @@ def restore_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: 
             for name, one in optimizer.items():
                 one.load_state_dict(held[name])
         else:
-            _each(where, optimizer, lambda one: one.load_state_dict(held))
+            optimizer.load_state_dict(held)

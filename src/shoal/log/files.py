@@ -86,13 +86,13 @@ def size_of(path: Path) -> int | None:
 
 def read_file(path: Path, limit: int = _MOST_JSON) -> bytearray:
     """All of a small file."""
-    size = size_of(path)
-    if size is None:
+    if size_of(path) is None:
         raise StorageError(f"[file {path}] is not there. Restore it, or another copy of the log.")
-    if size > limit:
-        raise StorageError(f"[file {path}] wanted at most {limit} bytes; got {size}. Restore it from another copy.")
-    out = bytearray(size)
     with _native.File.open_to_read(str(path)) as file:
+        size = file.size()  # of this one: another may be put in its place meanwhile
+        if size > limit:
+            raise StorageError(f"[file {path}] wanted at most {limit} bytes; got {size}. Restore it from another copy.")
+        out = bytearray(size)
         file.read(0, out)
     return out
 

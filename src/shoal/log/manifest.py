@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +33,7 @@ class Manifest:
     layouts: tuple[Layout, ...] = ()
     snapshots: tuple[SnapshotEntry, ...] = ()  # ascending
     segments: tuple[int, ...] = ()  # first versions, ascending; the last one is written to
+    kept_from: int = 0  # versions before it were let go, though some of their rows may still be there
 
     def number_of(self, table: str) -> int | None:
         """The number of a table."""
@@ -40,8 +41,8 @@ class Manifest:
 
     @property
     def oldest(self) -> int:
-        """The oldest version whose rows can be had."""
-        return 1 if self.segments[0] == 1 else self.snapshots[0].version
+        """The oldest version that can be had."""
+        return max(1 if self.segments[0] == 1 else self.snapshots[0].version, self.kept_from)
 
 
 def new_manifest(first_version: int = 1) -> Manifest:
@@ -58,6 +59,7 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
         "tables": [layout.to_json() for layout in manifest.layouts],
         "snapshots": [{"version": one.version, "crc32c": one.crc32c} for one in manifest.snapshots],
         "segments": list(manifest.segments),
+        "kept_from": manifest.kept_from,
     }
     write_file(files.manifest, sealed_json(value))
 
@@ -80,6 +82,7 @@ def read_manifest(files: Files) -> Manifest:
         tuple(value.items("tables", lambda where, item: Layout.from_json(item, where))),
         tuple(value.items("snapshots", _snapshot)),
         tuple(value.items("segments", whole)),
+        value.integer("kept_from") if "kept_from" in value.value else 0,
     )
     _check(files, manifest)
     return manifest
@@ -104,6 +107,8 @@ def _check(files: Files, manifest: Manifest) -> None:
     first = manifest.segments[0]
     if (versions and versions[0] < first - 1) or (not versions and first != 1):
         raise StorageError(f"{where} wanted segments from behind the oldest snapshot on; they begin at {first}.")
+    if manifest.kept_from and manifest.kept_from not in versions:
+        raise StorageError(f"{where} kept_from: wanted the version of a snapshot; got {manifest.kept_from}.")
 
 
 @contextmanager
@@ -120,16 +125,19 @@ def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
         lock.release()
 
 
-def with_layouts(manifest: Manifest, layouts: list[Layout]) -> Manifest:
-    """The manifest with these tables among its own. Raises CheckpointError where one is another table by now."""
-    added = []
+def with_layouts(manifest: Manifest, layouts: list[Layout], committed: Container[str]) -> Manifest:
+    """The manifest with these tables among its own. Raises CheckpointError where one that was `committed` is another
+    table by now."""
+    named = list(manifest.layouts)
     for layout in layouts:
         number = manifest.number_of(layout.name)
         if number is None:
-            added.append(layout)
+            named.append(layout)
         elif difference := manifest.layouts[number].difference(layout):
-            raise CheckpointError(
-                f"[table {layout.name!r}] the log has it with another layout: {difference}. Commit to another log, or "
-                f"save and load to convert it."
-            )
-    return replace(manifest, layouts=(*manifest.layouts, *added)) if added else manifest
+            if layout.name in committed:
+                raise CheckpointError(
+                    f"[table {layout.name!r}] the log has it with another layout: {difference}. Commit to another log, "
+                    f"or save and load to convert it."
+                )
+            named[number] = layout  # its first commit failed
+    return manifest if named == list(manifest.layouts) else replace(manifest, layouts=tuple(named))

@@ -7,7 +7,7 @@ from shoal.errors import CheckpointError
 from shoal.log.compact import compacting
 from shoal.log.files import Files, is_new, make_file, names_in, remove_file, remove_folder
 from shoal.log.head import read_head
-from shoal.log.manifest import Manifest, new_manifest, read_manifest, write_manifest
+from shoal.log.manifest import Manifest, changing_manifest, new_manifest, read_manifest, write_manifest
 from shoal.log.segment import Scan, SegmentFile, header_of
 
 
@@ -97,4 +97,5 @@ def remove_strangers(files: Files, manifest: Manifest, version: int) -> None:
     for name in names_in(files.dense):
         if not name.partition(".")[0].isdecimal() or int(name.partition(".")[0]) > version:
             remove_file(files.dense / name)
-    remove_file(files.manifest.with_name(files.manifest.name + ".tmp"))
+    with changing_manifest(files):  # who compacts may be writing one
+        remove_file(files.manifest.with_name(files.manifest.name + ".tmp"))

@@ -55,7 +55,7 @@ class CommittedChanges:
         but these."""
         number = None if table is None else self._manifest.number_of(table)
         if table is not None and number is None:
-            raise no_table(self._files, self._manifest, table)
+            raise no_table(self._files, [layout.name for layout in self._manifest.layouts], table)
         wanted = [one for one in self.whole.frames if number is None or one.header.table == number]
         if not wanted:
             return
@@ -246,7 +246,7 @@ class Version:
         """The rows themselves, each once, in pieces: first those that did not change since the snapshot, in the order
         of their buckets; then the others."""
         if table not in self.layouts:
-            raise no_table(self._files, self.manifest, table)
+            raise no_table(self._files, list(self.layouts), table)
         base, commits = self.base_of(table)
         winners = Winners(table, commits)
         if base is not None:
@@ -272,9 +272,9 @@ def _some(rows: Rows, chosen: Tensor) -> Rows:
     return rows if bool(chosen.all()) else rows.some(chosen)
 
 
-def no_table(files: Files, manifest: Manifest, table: str) -> NotFoundError:
-    """The error for a table that the log does not have."""
-    has = ", ".join(repr(layout.name) for layout in manifest.layouts) or "none"
+def no_table(files: Files, tables: list[str], table: str) -> NotFoundError:
+    """The error for a table that is not among those of a log or a version."""
+    has = ", ".join(map(repr, tables)) or "none"
     return NotFoundError(f"[log {files.root}] table: wanted one that is there: {has}; got {table!r:.100}.")
 
 

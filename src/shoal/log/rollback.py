@@ -1,6 +1,8 @@
 """Having the rows of an older version again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,33 +15,71 @@ from shoal.records import Rows, join
 from shoal.table.changes import Mark
 
 
-def roll_back(
+@contextmanager
+def rolled_back(
     where: str,
     tables: LoggedTables,
     version: Version,
     since: list[CommittedChanges],
     log: str,
     marks_of: Callable[[str], tuple[Mark, ...]],
-) -> None:
-    """Have the rows of tables be as they were at a version. `since`: the commits behind it; what changed in the tables
-    behind the last of these goes, too. `marks_of`: the newest commit of the log that changed a
-    table, and others at which it is the same."""
+) -> Iterator[None]:
+    """Have the rows of tables be as they were at a version; if the body fails, as they were before. `since`: the commits
+    behind that version; what changed in the tables behind the last of these goes, too. `marks_of`: the newest commit of
+    the log that changed a table, and others at which it is the same."""
     for name in tables:
         if name not in version.layouts and not any(name in one.commit.tables for one in since):
             raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")
     for name, table in tables.items():
         if name in version.layouts and (difference := version.layouts[name].difference(table.layout)):
             raise CheckpointError(f"[{where}] table {name!r} has another layout than at that version: {difference}.")
-    with tables.alone():
-        # All is read before anything changes.
-        before = {
-            name: _before(table, version, _touched(table, since, log, marks_of(name))) for name, table in tables.items()
-        }
-        for group in tables.groups:
-            group.forget_forwards()
-        for name, table in tables.items():
-            _restore(table, *before[name])
-            table.remember(version.commit.tables.get(name, TableCommit(0, 0)))
+    now: list[_State] = []
+    try:
+        with tables.alone():
+            # All is read before anything changes.
+            then = [
+                _then(table, version, _touched(table, since, log, marks_of(name))) for name, table in tables.items()
+            ]
+            now = [_now(state) for state in then]
+            for group in tables.groups:
+                group.forget_forwards()
+            for state in then:
+                state.restore()
+        yield
+    except BaseException as error:
+        try:
+            with tables.alone():
+                for state in now:
+                    state.restore()
+        except Exception as again:
+            names = ", ".join(map(repr, tables))
+            error.add_note(
+                f"Tables {names} are rolled back in part ({again!r:.200}). Roll them back again, or recover them."
+            )
+        raise
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a table had of some keys: rows, or none; and what it remembered."""
+
+    table: LoggedTable
+    rows: Rows | None
+    gone: Tensor
+    memory: TableCommit
+
+    @property
+    def keys(self) -> Tensor:
+        return self.gone if self.rows is None else torch.cat([self.rows.keys, self.gone])
+
+    def restore(self) -> None:
+        """Have it be so again."""
+        table = self.table
+        if len(self.gone):
+            table.group.erase(table.number, self.gone.to(table.group.device))
+        if self.rows is not None and len(self.rows):
+            table.table.put(self.rows)
+        table.remember(self.memory)
 
 
 def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, marks: tuple[Mark, ...]) -> Tensor | None:
@@ -54,8 +94,8 @@ def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, marks:
     return touched
 
 
-def _before(table: LoggedTable, version: Version, touched: Tensor | None) -> tuple[Rows | None, Tensor]:
-    """The rows that keys had, and the keys that had none."""
+def _then(table: LoggedTable, version: Version, touched: Tensor | None) -> _State:
+    """What keys had at a version."""
     found = []
     if table.name in version.commit.tables:
         for rows in version.rows(table.name):
@@ -64,11 +104,11 @@ def _before(table: LoggedTable, version: Version, touched: Tensor | None) -> tup
                 found.append(wanted)
     old = join(found) if found else None
     there = table.table.keys().cpu() if touched is None else touched
-    return old, there if old is None else there[~torch.isin(there, old.keys)]
+    gone = there if old is None else there[~torch.isin(there, old.keys)]
+    return _State(table, old, gone, version.commit.tables.get(table.name, TableCommit(0, 0)))
 
 
-def _restore(table: LoggedTable, old: Rows | None, gone: Tensor) -> None:
-    if len(gone):
-        table.group.erase(table.number, gone.to(table.group.device))
-    if old is not None and len(old):
-        table.table.put(old)
+def _now(then: _State) -> _State:
+    """What the same keys have now."""
+    rows, found = then.table.table.rows(then.keys)
+    return _State(then.table, rows, then.keys[~found], then.table.memory())

@@ -125,10 +125,10 @@ class TableWriter:
 class SnapshotWriter:
     """Writes a snapshot to a folder of another name, which gets its own when all is on the disk."""
 
-    def __init__(self, files: Files, version: int) -> None:
+    def __init__(self, files: Files, version: int, suffix: str = ".tmp") -> None:
         self._files = files
         self._version = version
-        self._folder = files.snapshots / f"{files.snapshot(version).name}.tmp"
+        self._folder = files.snapshots / f"{files.snapshot(version).name}{suffix}"
         remove_folder(self._folder)
         _native.make_directories(str(self._folder))
         self._tables: dict[str, TableBlocks] = {}

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from shoal.errors import ConfigError, InputError, StorageError
-from shoal.log.commit import TableCommit
+from shoal.log.commit import MOST_STEPS, TableCommit
 from shoal.records import Layout, layout_of
 from shoal.table import Group, GroupTable, TableHandle
 from shoal.table.changes import Mark
@@ -38,6 +38,11 @@ class LoggedTable:
     def memory(self, puts: int = 0, deletes: int = 0, replaces: bool = False) -> TableCommit:
         """What it remembers beside its rows, and what a commit does to these."""
         table = self.table
+        if table.step > MOST_STEPS:
+            raise InputError(
+                f"[table {self.name!r}] its step is {table.step}; a log takes steps up to {MOST_STEPS}. Load it with "
+                f"another one."
+            )
         hyper = {
             name: tuple(map(float, value)) if isinstance(value, tuple) else float(value)
             for name, value in table.optimizer_hyper.items()

@@ -1,7 +1,7 @@
 """Which keys of a table were put or deleted, for readers that each have a place of their own in that sequence."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,9 @@ from shoal import _native
 # What a reader has not looked at is made distinct when it has grown by so much.
 _GROWTH = 2
 _LEAST_KEYS = 1 << 16
+# Keys that wait for a reader, to a table's rows. Where there are more, most were deleted: whoever comes back then looks
+# at all rows, which are fewer.
+_MOST_KEYS = 2
 # Logs that a table remembers: each keeps the keys that it has not seen. To another one a commit holds all rows again.
 _MOST_LOGS = 8
 
@@ -39,10 +42,14 @@ class Cursor:
         if self._knows_nothing and not self._looked_at_all:
             return  # it will look at all of them
         self._news.append(keys)
-        waiting = sum(map(len, self._news))
-        if waiting > max(_GROWTH * self._merged, _LEAST_KEYS) and len(self._news) > 1:
+        if self.waiting > max(_GROWTH * self._merged, _LEAST_KEYS) and len(self._news) > 1:
             self._news = [torch.unique(torch.cat(self._news))]
             self._merged = len(self._news[0])
+
+    @property
+    def waiting(self) -> int:
+        """How many keys it has not looked at; some may be counted twice."""
+        return sum(map(len, self._news))
 
     def lose(self) -> None:
         """Hear that all rows may have changed, and others be gone."""
@@ -80,10 +87,13 @@ class _Base:
 
 
 class Changes:
-    """The changes of one table. The group's lock covers it."""
+    """The changes of one table. The group's lock covers it. What is kept for readers that do not come is bounded by the
+    table's rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: Sized) -> None:
+        self._table = weakref.ref(table)  # whose they are
         self.listed = _native.ChangedRows()  # since the last seal
+        self._listed = self._listed_once = 0  # keys in it, and those known to be distinct
         # Lists were dropped: rows may be flagged changed that no list has, and must not be before anybody looks.
         self.flags_are_stale = False
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
@@ -126,13 +136,35 @@ class Changes:
 
     def add(self, keys: Tensor) -> None:
         """Say that the rows of keys were put or deleted."""
-        if self.are_read and len(keys):
-            self.listed.add(keys)
+        if not self.are_read or not len(keys):
+            return
+        self.listed.add(keys)
+        self._listed += len(keys)
+        if self._listed > max(_GROWTH * self._listed_once, _LEAST_KEYS):
+            try:
+                distinct = torch.unique(self._take_keys())
+                if self._are_too_many(len(distinct)):
+                    self.lose()
+                    return
+                self.listed.add(distinct)
+                self._listed = self._listed_once = len(distinct)
+            except BaseException:
+                self.lose()
+                raise
+
+    def _take_keys(self) -> Tensor:
+        self._listed = self._listed_once = 0
+        keys: Tensor = self.listed.take_keys()
+        return keys
+
+    def _are_too_many(self, keys: int) -> bool:
+        table = self._table()
+        return keys > _LEAST_KEYS and table is not None and keys > _MOST_KEYS * len(table)
 
     def lose(self) -> None:
         """Say that all rows may have changed."""
         self.flags_are_stale = True
-        self.listed.take_keys()
+        self._take_keys()
         self.listed.take_slots()
         for cursor in self._cursors:
             cursor.lose()
@@ -141,13 +173,15 @@ class Changes:
         """Tell the readers what changed; returns these keys, each once, in ascending order. `keys_of`: of slots that
         were listed, where any are."""
         try:
-            listed = self.listed.take_keys()
+            listed = self._take_keys()
             if keys_of is not None:
                 listed = torch.cat([listed, keys_of(self.listed.take_slots())])
             keys: Tensor = torch.unique(listed)
             if len(keys):
                 for cursor in self._cursors:
                     cursor.add(keys)
+                    if self._are_too_many(cursor.waiting):
+                        cursor.lose()
         except BaseException:
             self.lose()  # some may have heard of it and some not
             raise

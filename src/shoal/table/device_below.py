@@ -153,7 +153,7 @@ class DeviceBelow:
                 f"its lowest tier takes. Raise Ssd(size=), of which rows fill half, or erase keys that are not needed."
             )
 
-    def require_place_for(self, rows: int) -> None:
+    def require_room(self, rows: int) -> None:
         """Raise CapacityError where so many rows are more than the table can have."""
         capacity = self.below.capacity
         if capacity is not None and rows > capacity:

@@ -88,10 +88,7 @@ class DeviceGroup(Group):
 
     def replace(self, contents: Mapping[int, TableContent]) -> None:
         for number, content in contents.items():
-            if (below := self.tables[number].below) is not None:
-                below.require_place_for(len(content.keys))
-            else:
-                self._rows.require_room(number, len(content.keys), held=False)  # what leases hold is cleared first
+            self.tables[number].require_room(len(content.keys))
         # Tables of one layout share slots: first those whose rows become fewer, so that others find theirs free.
         held = self._rows.ledger.keys.tolist()
         more = {number: len(content.keys) - held[number] for number, content in contents.items()}

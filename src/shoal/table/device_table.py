@@ -34,7 +34,7 @@ class DeviceTable:
         self._number = number
         self._family = rows.families[number]
         self._packed = rows.storage.families[self._family].packed
-        self.changes = Changes()
+        self.changes = Changes(self)
         self.below = None
         if number in rows.deep:
             self.below = DeviceBelow(rows, number, self.changes, folder, self.counters)
@@ -260,6 +260,13 @@ class DeviceTable:
         _native.order_by_bucket(keys, self.config.buckets, order)
         for some in order.split(rows_each):
             yield self.rows(keys[some])[0]
+
+    def require_room(self, rows: int) -> None:
+        """Raise CapacityError where so many rows are more than the table can have."""
+        if self.below is not None:
+            self.below.require_room(rows)
+        else:
+            self._rows.require_room(self._number, rows, held=False)  # what leases hold is cleared first
 
     def expect(self, rows: int) -> None:
         """Nothing: room is made for each piece."""

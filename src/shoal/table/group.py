@@ -204,6 +204,9 @@ class GroupTable(Protocol):
     def by_bucket(self, rows_each: int) -> Iterator[Rows]:
         """All rows, in the order of their keys' buckets, in pieces on the host."""
 
+    def require_room(self, rows: int) -> None:
+        """Raise CapacityError where so many rows are more than the table can have."""
+
     def expect(self, rows: int) -> None:
         """Make room for so many rows that will come, where that saves work."""
 

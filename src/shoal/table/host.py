@@ -237,9 +237,9 @@ class HostTable(HostMemory):
     def assign(self, keys: Tensor, weights: Tensor) -> None:
         """Set the weights of keys, of duplicates the last; those without a row are born."""
         distinct, inverse = torch.unique(keys, return_inverse=True)
-        self.changes.add(distinct)
         if self.below is None:
             with self.upserting(distinct) as slots:
+                self.changes.add(distinct)
                 self.storage.write(slots[inverse].contiguous(), weights)
             return
         self._require_place(len(distinct) - int(self.contains(distinct).sum()))
@@ -247,6 +247,7 @@ class HostTable(HostMemory):
         last.scatter_reduce_(0, inverse, torch.arange(len(keys), device="cpu"), "amax", include_self=False)
         for some in torch.arange(len(distinct), device="cpu").split(self._chunk()):
             with self.upserting(distinct[some]) as slots:
+                self.changes.add(distinct[some])
                 self.storage.write(slots, weights[last[some]])
 
     def _chunk(self) -> int:
@@ -325,23 +326,27 @@ class HostTable(HostMemory):
 
     def put(self, rows: Rows) -> None:
         """Have whole rows of distinct keys, in place of those that they had."""
-        if not self._is_being_filled:
-            self.changes.add(rows.keys)
         for begin in range(0, len(rows.keys), piece := min(self._chunk(), len(rows.keys)) or 1):
             some = rows.some(slice(begin, begin + piece))
             slots, found = self.index.find_and_count(some.keys)
             if found == len(slots):
-                self._put(slots, some)
+                self._replace(slots, some)
                 continue
             if found:  # first those: they may leave for the others
                 here = slots != NO_SLOT
-                self._put(slots[here], some.some(here))
+                self._replace(slots[here], some.some(here))
                 some = some.some(~here)
             if len(some.keys):
                 self.tick()
                 below = None if self.below is None else self.below.contains(some.keys)
                 with arriving([self], [Arrivals(some.keys, fetched=below, given=some)]):
-                    pass
+                    if not self._is_being_filled:
+                        self.changes.add(some.keys)
+
+    def _replace(self, slots: Tensor, rows: Rows) -> None:
+        if not self._is_being_filled:
+            self.changes.add(rows.keys)
+        self._put(slots, rows)
 
     def _put(self, slots: Tensor, rows: Rows) -> None:
         self.storage.put(

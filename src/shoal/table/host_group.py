@@ -88,7 +88,7 @@ class HostGroup(Group):
 
     def replace(self, contents: Mapping[int, TableContent]) -> None:
         for number, content in contents.items():
-            self.tables[number].require_place_for(content)
+            self.tables[number].require_room(len(content.keys))
         made = {
             number: filled(self.tables[number].config, self.seed, content)
             for number, content in contents.items()

@@ -17,7 +17,6 @@ from shoal.storage import DramStorage
 from shoal.table.arrivals import Arrivals, alone_in
 from shoal.table.below import Below
 from shoal.table.changes import Changes
-from shoal.table.content import TableContent
 from shoal.table.leaving import write_now
 
 # Compaction looks at this many buckets for each row that was erased or each key of a batch: it ends within the calls
@@ -64,7 +63,7 @@ class HostMemory:
         self.clock = 0  # counts batches; what was used longest ago leaves first
         self.epoch = 0  # changes when a key that had a slot has another one, or none
         self._demotions = self._left = 0
-        self.changes = Changes()
+        self.changes = Changes(self)
         self._is_tracking = False
         self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
         self._rows = 0 if self.below is None else len(self.below.storage)
@@ -167,13 +166,24 @@ class HostMemory:
                 f"are not needed."
             )
 
-    def require_place_for(self, content: TableContent) -> None:
-        """Raise CapacityError where the content is more than the table can have."""
-        if self.below is not None and self.below.capacity is not None and len(content.keys) > self.below.capacity:
-            raise CapacityError(
-                f"[table {self.config.name!r}] {len(content.keys)} rows are more than the {self.below.capacity} that "
-                f"its lowest tier takes. Raise Ssd(size=), of which rows fill half. Nothing was loaded."
-            )
+    def require_room(self, rows: int) -> None:
+        """Raise CapacityError where so many rows are more than the table can have."""
+        if self.below is not None:
+            if self.below.capacity is not None and rows > self.below.capacity:
+                raise CapacityError(
+                    f"[table {self.config.name!r}] {rows} rows are more than the {self.below.capacity} that its lowest "
+                    f"tier takes. Raise Ssd(size=), of which rows fill half. Nothing was loaded."
+                )
+        elif self.budget is not None:
+            storage = DramStorage(self.config.dim, self.config.dtype, self.config.columns)
+            index = HostIndex()
+            storage.keep_keys(index.native)
+            needed = index.bytes_after(rows) + storage.bytes_after(rows)
+            if needed > self.budget:
+                raise CapacityError(
+                    f"[table {self.config.name!r}] {rows} rows take {format_size(needed)}; the budget is "
+                    f"Dram({format_size(self.budget)!r}). Raise it in Table(tiers=[Dram(...)]). Nothing was loaded."
+                )
 
     def _evict_for(self, more: int) -> None:
         """Let rows leave memory for others, those used longest ago; what had changed is written below first."""

@@ -1,0 +1,209 @@
+"""Loads, recoveries and saves that are refused, or fail in the middle, leave things as they were."""
+
+import pytest
+import torch
+from batches import kjt, train_step
+from logged import assert_rows, made, rows_of, train
+from torch import nn
+
+import shoal
+from shoal import _native
+from shoal.errors import CapacityError, CheckpointError, InputError, StorageError
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    yield
+    _native.clear_faults()
+
+
+class Dense(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, value)
+
+    @property
+    def value(self):
+        (value,) = {one for parameter in self.parameters() for one in parameter.flatten().tolist()}
+        return value
+
+
+def adam(model, groups=1):
+    each = [model.parameters()] if groups == 1 else [model.one.parameters(), model.two.parameters()]
+    return torch.optim.Adam([{"params": list(some)} for some in each])
+
+
+@pytest.mark.parametrize("call", [shoal.load, shoal.recover])
+def test_an_optimizer_of_other_groups_changes_nothing(tmp_path, call):
+    bags, model = made(), Dense(1.0)
+    train(bags, range(2))
+    shoal.save(tmp_path, bags, dense=model, optimizer=adam(model))
+    other, another = made(), Dense(2.0)
+    train(other, [5])
+    before = rows_of(other)
+    with pytest.raises(CheckpointError, match=r"optimizer: it has groups of \[2, 2\] parameters; .* had \[4\]"):
+        call(tmp_path, other, dense=another, optimizer=adam(another, groups=2))
+    assert_rows(other, before)
+    assert another.value == 2.0
+
+
+class Picky(Dense):
+    """Takes one layer, and then thinks better of it."""
+
+    def load_state_dict(self, state_dict, *arguments, **others):
+        answer = super().load_state_dict(state_dict, *arguments, **others)
+        if float(state_dict["one.bias"][0]) == 1.0:
+            raise KeyError("two")
+        return answer
+
+
+@pytest.mark.parametrize("call", [shoal.load, shoal.recover])
+def test_a_model_that_does_not_take_its_weights_is_as_before(tmp_path, call):
+    bags, model = made(), Dense(1.0)
+    train(bags, range(2))
+    shoal.save(tmp_path, bags, dense=model)
+    other, another = made(), Picky(2.0)
+    train(other, [5])
+    before = rows_of(other)
+    with pytest.raises(CheckpointError, match="does not take what was committed: 'two'"):
+        call(tmp_path, other, dense=another)
+    assert_rows(other, before)
+    assert another.value == 2.0
+
+
+@pytest.mark.parametrize("call", [shoal.load, shoal.recover])
+def test_dense_weights_are_as_before_where_rows_are_damaged(tmp_path, call):
+    bags, model = made(), Dense(1.0)
+    train(bags, range(2))
+    shoal.save(tmp_path, bags, dense=model)
+    (file,) = (tmp_path / "snapshots").glob("*/00001.arrow")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    other, another = made(), Dense(2.0)
+    with pytest.raises(StorageError, match="checksum"):
+        call(tmp_path, other, dense=another)
+    assert another.value == 2.0
+
+
+@pytest.mark.parametrize("call", [shoal.load, shoal.recover])
+@pytest.mark.parametrize("kind", ["memory", "ssd"])
+def test_a_table_without_room_is_as_before(tmp_path, kind, call):
+    def table(tiers=None):
+        return shoal.EmbeddingBagCollection([shoal.Table("t", 8, tiers=tiers)])
+
+    bags = table()
+    bags.table("t").assign(torch.arange(50_000), torch.ones(50_000, 8))
+    shoal.save(tmp_path / "saved", bags)
+    small = table([shoal.Dram("256KiB")] + ([shoal.Ssd(str(tmp_path), "1MiB")] if kind == "ssd" else []))
+    small.table("t").assign([1, 2], torch.ones(2, 8))
+    before = rows_of(small)
+    with pytest.raises(CapacityError, match="50000 rows .* Nothing was loaded"):
+        call(tmp_path / "saved", small)
+    assert_rows(small, before)
+
+
+def test_ranks_of_which_one_did_not_save_a_step_again_are_not_mixed(tmp_path):
+    bags = made()
+    for rank in range(3):
+        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7)
+    train(bags, range(2))
+    for rank in range(2):  # and the third dies
+        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7)
+    with pytest.raises(CheckpointError, match="wanted all ranks at one step"):
+        shoal.load(tmp_path, made())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_ranks_come_together_again_with_the_next_step(tmp_path, order):
+    def part(rank, value):
+        bags = made()
+        for name in ("a", "b", "c"):
+            handle = bags.table(name)
+            handle.assign([rank * 10 + 1], torch.full_like(handle.lookup([0]), value))
+        return bags
+
+    for rank in range(3):
+        shoal.save(tmp_path, part(rank, 1.0), rank=rank, ranks=3, step=7)
+    for rank in order[:2]:
+        shoal.save(tmp_path, part(rank, 2.0), rank=rank, ranks=3, step=8)
+    with pytest.raises(CheckpointError, match="A save was interrupted"):
+        shoal.load(tmp_path, made())
+    for rank in order:
+        shoal.save(tmp_path, part(rank, 3.0), rank=rank, ranks=3, step=9)
+    whole = made()
+    assert shoal.load(tmp_path, whole).step == 9
+    assert whole.table("a").lookup([1, 11, 21])[:, 0].tolist() == [3.0, 3.0, 3.0]
+
+
+def test_a_key_that_two_ranks_saved_is_noticed(tmp_path):
+    bags = made()
+    train(bags, range(2))
+    for rank in range(2):
+        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1)
+    with pytest.raises(CheckpointError, match="Were keys saved by several ranks"):
+        shoal.load(tmp_path, made())
+
+
+def one_table(optimizer):
+    return shoal.EmbeddingBagCollection([shoal.Table("t", 4, optimizer=optimizer)])
+
+
+def test_state_of_another_optimizer_is_not_left_out_without_a_word(tmp_path):
+    bags = one_table(shoal.Adam(lr=0.001))
+    train_step(bags, kjt({"t": [[1, 2, 3]]}))
+    shoal.save(tmp_path, bags)
+    other = one_table(shoal.SGD(lr=1.0))
+    with pytest.raises(CheckpointError, match="was trained by Adam, whose state SGD does not have"):
+        shoal.load(tmp_path, other)
+    shoal.load(tmp_path, other, state=False)
+    assert torch.equal(other.table("t").lookup([1, 2, 3]), bags.table("t").lookup([1, 2, 3]))
+    alike = one_table(shoal.AdamW(lr=1.0))
+    shoal.load(tmp_path, alike)
+    assert torch.equal(alike.table("t").state([1])["exp_avg"], bags.table("t").state([1])["exp_avg"])
+    assert [group["lr"] for bags in (other, alike) for group in bags.optimizer.param_groups] == [1.0, 1.0]
+
+
+def test_a_table_that_was_renamed_is_not_recovered_empty(tmp_path):
+    def two(*names):
+        return shoal.EmbeddingBagCollection([shoal.Table(name, 4) for name in names])
+
+    bags = two("a", "b")
+    train_step(bags, kjt({"a": [[1]], "b": [[2]]}))
+    with shoal.ChangeLog(tmp_path) as log:
+        log.commit(bags)
+    renamed = two("a", "c")
+    train_step(renamed, kjt({"a": [[1]], "c": [[2]]}))
+    before = rows_of(renamed)
+    with pytest.raises(CheckpointError, match="Were they renamed"):
+        shoal.recover(tmp_path, renamed)
+    assert_rows(renamed, before)
+    more = two("a", "b", "new")
+    shoal.recover(tmp_path, more)
+    assert [len(more.table(name)) for name in ("a", "b", "new")] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("write", ["commit", "save"])
+def test_a_step_that_no_reader_takes_is_not_written(tmp_path, write):
+    bags = made()
+    train(bags, range(2))
+    shoal.save(tmp_path / "log", bags)
+    before = rows_of(bags)
+    bags._group.tables[0].step = 2**63
+    with pytest.raises(InputError, match="its step is 9223372036854775808"):
+        if write == "save":
+            shoal.save(tmp_path / "log", bags)
+        else:
+            with shoal.ChangeLog(tmp_path / "log") as log:
+                log.commit(bags)
+    again = made()
+    assert shoal.load(tmp_path / "log", again).version == 1
+    assert_rows(again, before)
+
+
+@pytest.mark.parametrize("call", [shoal.load, shoal.recover, shoal.save])
+def test_a_name_that_is_too_long_is_an_error_of_ours(tmp_path, call):
+    with pytest.raises(shoal.errors.ShoalError, match="File name too long"):
+        call(tmp_path / ("x" * 300), made())
