@@ -9,12 +9,20 @@ import torch
 from exchange import assert_same_table, committed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logged import made, rows_of, train
+from logged import assert_rows, made, rows_of, train
 from sweeps import examples
 
 import shoal
 from shoal import _native
-from shoal.errors import CheckpointError, ConfigError, InputError, NotFoundError, ShoalError, StorageError
+from shoal.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    InputError,
+    NotFoundError,
+    ShoalError,
+    StorageError,
+)
 from shoal.interop.parquet import export_parquet, import_parquet, parquet_to_log
 
 
@@ -334,6 +342,52 @@ def test_files_that_are_wrong_change_nothing(tmp_path, content, message):
     assert str(tmp_path / "x.parquet") in str(raised.value)
     for name, value in rows_of(bags).items():
         assert torch.equal(value, before[name])
+
+
+def of_tiers(*tiers):
+    return shoal.EmbeddingBagCollection([shoal.Table("a", 5, tiers=list(tiers))])
+
+
+@pytest.mark.parametrize("kind", ["dram", "ssd"])
+def test_a_file_whose_rows_do_not_fit_changes_nothing(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 20_000)
+    ssd = [shoal.Ssd(tmp_path / "ssd", "512KiB")] if kind == "ssd" else []
+    bags = of_tiers(shoal.Dram("64KiB" if ssd else "256KiB"), *ssd)
+    table = bags.table("a")
+    table.assign(torch.arange(100), torch.full((100, 5), -1.0))
+    before = rows_of(bags)
+    pq.write_table(pa.table(columns(20_000)), tmp_path / "x.parquet")
+    with pytest.raises(CapacityError, match=r"got 19900\. Raise .* Nothing was imported") as raised:
+        import_parquet(tmp_path / "x.parquet", table)
+    assert not getattr(raised.value, "__notes__", [])
+    assert_rows(bags, before)
+    room = 100 + int(str(raised.value).split("at most ")[1].split()[0])
+    pq.write_table(pa.table(columns(room + 1)), tmp_path / "x.parquet")
+    with pytest.raises(CapacityError):
+        import_parquet(tmp_path / "x.parquet", table)
+    assert_rows(bags, before)
+    for rows in (room, room - 1):  # then into a table that is full, which has all the keys
+        pq.write_table(pa.table(columns(rows)), tmp_path / "x.parquet")
+        assert import_parquet(tmp_path / "x.parquet", table) == rows
+        assert table.keys().tolist() == list(range(room))
+        assert torch.equal(table.lookup([0, rows - 1]), torch.arange(5.0) + torch.tensor([[0], [5.0 * (rows - 1)]]))
+    assert table.stats().bytes <= table.stats().budget_bytes
+
+
+def test_a_disk_that_fails_in_the_middle_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 20_000)
+    table = of_tiers(shoal.Dram("64KiB"), shoal.Ssd(tmp_path / "ssd", "512KiB")).table("a")
+    pq.write_table(pa.table(columns(4000)), tmp_path / "x.parquet")
+    _native.inject_fault(_native.FileCall.write, ".seg", errno.ENOSPC, 1, 1 << 30)
+    try:
+        with pytest.raises(StorageError) as raised:
+            import_parquet(tmp_path / "x.parquet", table)
+    finally:
+        _native.clear_faults()
+    (note,) = raised.value.__notes__
+    assert "of the 4000 rows" in note and "Import it again" in note
+    assert int(note.split("] ")[1].split()[0]) <= len(table) < 4000
+    assert import_parquet(tmp_path / "x.parquet", table) == len(table) == 4000
 
 
 def test_state_that_is_left_out_and_doubles(tmp_path):
