@@ -24,6 +24,7 @@ from shoal.errors import (
     StorageError,
 )
 from shoal.interop.parquet import export_parquet, import_parquet, parquet_to_log
+from shoal.interop.safetensors import export_safetensors
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,52 @@ def test_the_parts_of_several_ranks(tmp_path, logged):
     other = made()
     import_parquet(tmp_path / "x.parquet", other.table("b"))
     assert_same_table(other.table("b"), bags.table("b"))
+
+
+def test_ranks_of_different_saves_are_refused(tmp_path):
+    for rank, step in ((0, 1), (1, 1), (0, 2)):
+        shoal.save(tmp_path / "parts", made(), rank=rank, ranks=2, step=step)
+    with pytest.raises(CheckpointError, match=r"rank 0 saved step 2 .* and rank 1 step 1"):
+        export_parquet(tmp_path / "parts", tmp_path / "x.parquet", table="a")
+    assert not list(tmp_path.glob("x.parquet*"))
+
+
+def saved_by_ranks(path, *keys):
+    for rank, held in enumerate(keys):
+        bags = shoal.EmbeddingBagCollection([shoal.Table("a", 2)])
+        bags.table("a").assign(held, torch.full((len(held), 2), float(rank)))
+        shoal.save(path, bags, rank=rank, ranks=len(keys))
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 2), (1, 2)])
+def test_a_key_that_two_ranks_have_is_refused(tmp_path, one, other):
+    keys = [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
+    for key in (100, 103, 107):  # of the buckets of each rank
+        keys[one][0] = keys[other][1] = key
+        saved_by_ranks(tmp_path / f"parts-{key}", *keys)
+        with pytest.raises(CheckpointError, match=f"got {key} in those of two"):
+            export_parquet(tmp_path / f"parts-{key}", tmp_path / "x.parquet", table="a")
+        with pytest.raises(CheckpointError, match=f"got {key} in those of two"):
+            export_safetensors(tmp_path / f"parts-{key}", tmp_path / "x.safetensors", table="a")
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_key_that_changed_in_two_ranks_is_refused(tmp_path):
+    for rank in range(2):
+        bags = shoal.EmbeddingBagCollection([shoal.Table("a", 2)])
+        with shoal.ChangeLog(tmp_path / "logs" / f"rank-0000{rank}-of-00002") as log:
+            log.commit(bags)
+            bags.table("a").assign([7], torch.ones(1, 2))
+            log.commit(bags)
+    with pytest.raises(CheckpointError, match="got 7 in those of two"):
+        export_parquet(tmp_path / "logs", tmp_path / "x.parquet", table="a", since=1)
+
+
+def test_ranks_that_share_keys_otherwise_than_by_buckets(tmp_path):
+    saved_by_ranks(tmp_path / "parts", *(list(range(rank, 60, 3)) for rank in range(3)))
+    assert export_parquet(tmp_path / "parts", tmp_path / "x.parquet", table="a") == 60
+    found = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert sorted((line["key"], line["row"][0]) for line in found) == [(key, float(key % 3)) for key in range(60)]
 
 
 def test_many_small_commits_make_few_row_groups(tmp_path):

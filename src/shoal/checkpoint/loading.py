@@ -60,7 +60,7 @@ def load(
 
     def attempt() -> Commit:
         versions = [_version(part, version) for part in parts_of(Path(path))]
-        _require_one_save(where, versions)
+        require_one_save(where, versions)
         plans = [_Plan(where, one, wanted, state, cast, here) for one in versions]
         commit = versions[0].commit
         states = versions[0].dense() if dense is not None or optimizer is not None else {}
@@ -80,7 +80,7 @@ def load(
     return while_it_changes(Path(path), attempt)
 
 
-def _require_one_save(where: str, versions: Sequence[Version]) -> None:
+def require_one_save(where: str, versions: Sequence[Version]) -> None:
     """Raise CheckpointError where ranks are not all at the step that the first is at, or else at its version."""
     first = versions[0].commit
     for number, one in enumerate(versions):
