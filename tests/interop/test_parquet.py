@@ -451,6 +451,22 @@ def test_rows_beyond_float16(tmp_path):
         import_parquet(tmp_path / "x.parquet", made().table("c"))
 
 
+@pytest.mark.parametrize("column", ["sum", "exp_avg_sq", "count", "n"])
+def test_negative_sums_of_squares_do_not_come_to_a_log(tmp_path, column):
+    state = {f"state.{column}": floats([[1.0]] * 3 + [[-1.0]])}
+    pq.write_table(pa.table(columns() | state), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=rf"state\.{column}: wanted no negative values; got one in row 3"):
+        parquet_to_log(tmp_path / "x.parquet", tmp_path / "made", table="a")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("column", ["momentum", "exp_avg", "z", "of_another_system"])
+def test_state_of_either_sign_comes_to_a_log(tmp_path, column):
+    state = {f"state.{column}": floats([[1.0, -1.0]] * 4)}
+    pq.write_table(pa.table(columns() | state), tmp_path / "x.parquet")
+    assert parquet_to_log(tmp_path / "x.parquet", tmp_path / "made", table="a") == 1
+
+
 def test_an_import_into_a_log_that_has_the_table(tmp_path, logged):
     bags = logged[1]
     shoal.save(tmp_path / "saved", bags)

@@ -1,6 +1,7 @@
 """Rows from files of other formats, on their way into a table or a log. All of a file is checked before anything of it
 is used."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.progress import progress_bar
+from shoal.config import Optimizer, optimizers
 from shoal.errors import CapacityError, InputError, StorageError
 from shoal.interop.outgoing import LAYOUT, STEP, rows_each
 from shoal.log import ChangeLog
@@ -135,11 +137,19 @@ def log_rows(
     columns = tuple(StateColumn(name, widths[name], born.get(name, 0.0)) for name in names)
     layout = replace(base, **(chosen | {"name": table, "dim": found, "columns": columns}))
     _require_dim(file, layout.dim)
-    checked = _Checked(file, layout, dict(file.shape.state), set())
+    checked = _Checked(file, layout, dict(file.shape.state), _unsigned())
     with progress_bar("checking", file.shape.rows, progress) as bar:
         checked.require_all_right(bar)
     with ChangeLog(str(to)) as log, progress_bar("importing", file.shape.rows, progress) as bar:
         return log.commit_rows(layout, _heard(checked.rows(scores=float(step)), bar), step=step)
+
+
+def _unsigned() -> set[str]:
+    """Names of state columns, such as sums of squares, that have no negative values in any optimizer with such a
+    column: a log does not know which one its rows are of, and who loads them does not look."""
+    kinds = [kind for kind in vars(optimizers).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
+    columns = [column for kind in kinds if not inspect.isabstract(kind) for column in kind().columns(1)]
+    return {column.name for column in columns if not column.signed} - {one.name for one in columns if one.signed}
 
 
 def _heard(pieces: Iterator[Rows], progress: Callable[[int], None]) -> Iterator[Rows]:
