@@ -19,7 +19,8 @@ from shoal.records import Layout, Rows, StateColumn, layout_of, strict_json
 from shoal.table import Group, TableHandle
 from shoal.table.host import HostTable
 
-_MOST_STEP = 2**63 - 1
+# More than anybody counts to, and training on from it stays within the 2^63 - 1 that a commit has room for.
+_MOST_STEP = 2**62
 _KEYS_EACH = 1 << 20
 
 
@@ -167,7 +168,9 @@ def _told(file: RowFile) -> tuple[Layout | None, int]:
         layout = Layout.from_json(strict_json.parse(told[LAYOUT].encode(errors="replace"), where), where)
     step = told.get(STEP, "0")
     if not (step.isascii() and step.isdecimal() and len(step) < 20 and int(step) <= _MOST_STEP):
-        raise StorageError(f"[{file.where}, {STEP}] wanted a number of steps; got {step!r:.100}. Is it damaged?")
+        raise StorageError(
+            f"[{file.where}, {STEP}] wanted a number of steps, 2^62 at most; got {step!r:.100}. Is it damaged?"
+        )
     return layout, int(step)
 
 
