@@ -68,9 +68,15 @@ class Outgoing:
     def changes(self, since: int) -> Iterator[TableChange]:
         """The last change of each key behind a version."""
         integer(self.where, "since", since, low=0, high=2**63 - 1)
-        for version in self._versions:
-            if since > version.commit.version:
-                raise InputError(f"[{self.where}] since: wanted a version up to {version.commit.version}; got {since}.")
+        for reader, version in zip(self._readers, self._versions, strict=True):
+            oldest, newest = reader.manifest.segments[0] - 1, version.commit.version
+            if since < oldest:
+                raise CheckpointError(
+                    f"[{self.where}] since: wanted a version from {oldest} to {newest}, as versions up to {oldest} are "
+                    f"in a snapshot alone; got {since}. Leave it out to export all rows."
+                )
+            if since > newest:
+                raise InputError(f"[{self.where}] since: wanted a version up to {newest}; got {since}.")
         yield from self._of_ranks(lambda rank: self._changes_of(self._readers[rank], self._versions[rank], since))
 
     def _of_ranks(self, part: Callable[[int], Iterator[SomeT]]) -> Iterator[SomeT]:
