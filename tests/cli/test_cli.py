@@ -167,6 +167,20 @@ def test_errors_are_their_own_text_and_1(tmp_path, monkeypatch, logged, argument
     assert list(tmp_path.iterdir()) == []
 
 
+def test_changes_that_are_in_a_snapshot_alone(tmp_path):
+    for _ in range(2):
+        shoal.save(tmp_path / "saved", made())
+    export = ("export", tmp_path / "saved", "--table", "a", "--to", tmp_path / "x.parquet", "--since")
+    for since in (0, 1):
+        result = run(*export, since)
+        assert result.exit_code == 1
+        assert f"since: wanted a version from 2 to 2, as versions up to 2 are in a snapshot alone; got {since}. " in (
+            result.stderr
+        )
+        assert "Leave it out" in result.stderr
+    assert "0 changes" in done(*export, 2)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -9,13 +9,22 @@ import torch
 from exchange import assert_same_table, committed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logged import made, rows_of, train
+from logged import assert_rows, made, rows_of, train
 from sweeps import examples
 
 import shoal
 from shoal import _native
-from shoal.errors import CheckpointError, ConfigError, InputError, NotFoundError, ShoalError, StorageError
+from shoal.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    InputError,
+    NotFoundError,
+    ShoalError,
+    StorageError,
+)
 from shoal.interop.parquet import export_parquet, import_parquet, parquet_to_log
+from shoal.interop.safetensors import export_safetensors
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +191,52 @@ def test_the_parts_of_several_ranks(tmp_path, logged):
     assert_same_table(other.table("b"), bags.table("b"))
 
 
+def test_ranks_of_different_saves_are_refused(tmp_path):
+    for rank, step in ((0, 1), (1, 1), (0, 2)):
+        shoal.save(tmp_path / "parts", made(), rank=rank, ranks=2, step=step)
+    with pytest.raises(CheckpointError, match=r"rank 0 saved step 2 .* and rank 1 step 1"):
+        export_parquet(tmp_path / "parts", tmp_path / "x.parquet", table="a")
+    assert not list(tmp_path.glob("x.parquet*"))
+
+
+def saved_by_ranks(path, *keys):
+    for rank, held in enumerate(keys):
+        bags = shoal.EmbeddingBagCollection([shoal.Table("a", 2)])
+        bags.table("a").assign(held, torch.full((len(held), 2), float(rank)))
+        shoal.save(path, bags, rank=rank, ranks=len(keys))
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 2), (1, 2)])
+def test_a_key_that_two_ranks_have_is_refused(tmp_path, one, other):
+    keys = [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
+    for key in (100, 103, 107):  # of the buckets of each rank
+        keys[one][0] = keys[other][1] = key
+        saved_by_ranks(tmp_path / f"parts-{key}", *keys)
+        with pytest.raises(CheckpointError, match=f"got {key} in those of two"):
+            export_parquet(tmp_path / f"parts-{key}", tmp_path / "x.parquet", table="a")
+        with pytest.raises(CheckpointError, match=f"got {key} in those of two"):
+            export_safetensors(tmp_path / f"parts-{key}", tmp_path / "x.safetensors", table="a")
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_key_that_changed_in_two_ranks_is_refused(tmp_path):
+    for rank in range(2):
+        bags = shoal.EmbeddingBagCollection([shoal.Table("a", 2)])
+        with shoal.ChangeLog(tmp_path / "logs" / f"rank-0000{rank}-of-00002") as log:
+            log.commit(bags)
+            bags.table("a").assign([7], torch.ones(1, 2))
+            log.commit(bags)
+    with pytest.raises(CheckpointError, match="got 7 in those of two"):
+        export_parquet(tmp_path / "logs", tmp_path / "x.parquet", table="a", since=1)
+
+
+def test_ranks_that_share_keys_otherwise_than_by_buckets(tmp_path):
+    saved_by_ranks(tmp_path / "parts", *(list(range(rank, 60, 3)) for rank in range(3)))
+    assert export_parquet(tmp_path / "parts", tmp_path / "x.parquet", table="a") == 60
+    found = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert sorted((line["key"], line["row"][0]) for line in found) == [(key, float(key % 3)) for key in range(60)]
+
+
 def test_many_small_commits_make_few_row_groups(tmp_path):
     bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
     with shoal.ChangeLog(tmp_path / "log", fsync="never") as log:
@@ -336,6 +391,52 @@ def test_files_that_are_wrong_change_nothing(tmp_path, content, message):
         assert torch.equal(value, before[name])
 
 
+def of_tiers(*tiers):
+    return shoal.EmbeddingBagCollection([shoal.Table("a", 5, tiers=list(tiers))])
+
+
+@pytest.mark.parametrize("kind", ["dram", "ssd"])
+def test_a_file_whose_rows_do_not_fit_changes_nothing(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 20_000)
+    ssd = [shoal.Ssd(tmp_path / "ssd", "512KiB")] if kind == "ssd" else []
+    bags = of_tiers(shoal.Dram("64KiB" if ssd else "256KiB"), *ssd)
+    table = bags.table("a")
+    table.assign(torch.arange(100), torch.full((100, 5), -1.0))
+    before = rows_of(bags)
+    pq.write_table(pa.table(columns(20_000)), tmp_path / "x.parquet")
+    with pytest.raises(CapacityError, match=r"got 19900\. Raise .* Nothing was imported") as raised:
+        import_parquet(tmp_path / "x.parquet", table)
+    assert not getattr(raised.value, "__notes__", [])
+    assert_rows(bags, before)
+    room = 100 + int(str(raised.value).split("at most ")[1].split()[0])
+    pq.write_table(pa.table(columns(room + 1)), tmp_path / "x.parquet")
+    with pytest.raises(CapacityError):
+        import_parquet(tmp_path / "x.parquet", table)
+    assert_rows(bags, before)
+    for rows in (room, room - 1):  # then into a table that is full, which has all the keys
+        pq.write_table(pa.table(columns(rows)), tmp_path / "x.parquet")
+        assert import_parquet(tmp_path / "x.parquet", table) == rows
+        assert table.keys().tolist() == list(range(room))
+        assert torch.equal(table.lookup([0, rows - 1]), torch.arange(5.0) + torch.tensor([[0], [5.0 * (rows - 1)]]))
+    assert table.stats().bytes <= table.stats().budget_bytes
+
+
+def test_a_disk_that_fails_in_the_middle_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 20_000)
+    table = of_tiers(shoal.Dram("64KiB"), shoal.Ssd(tmp_path / "ssd", "512KiB")).table("a")
+    pq.write_table(pa.table(columns(4000)), tmp_path / "x.parquet")
+    _native.inject_fault(_native.FileCall.write, ".seg", errno.ENOSPC, 1, 1 << 30)
+    try:
+        with pytest.raises(StorageError) as raised:
+            import_parquet(tmp_path / "x.parquet", table)
+    finally:
+        _native.clear_faults()
+    (note,) = raised.value.__notes__
+    assert "of the 4000 rows" in note and "Import it again" in note
+    assert int(note.split("] ")[1].split()[0]) <= len(table) < 4000
+    assert import_parquet(tmp_path / "x.parquet", table) == len(table) == 4000
+
+
 def test_state_that_is_left_out_and_doubles(tmp_path):
     rows = pa.array([[1.0 + 2**-30] * 5] * 4, pa.list_(pa.float64()))
     pq.write_table(pa.table(columns(row=rows) | {"state.x": floats([[1.0]] * 4)}), tmp_path / "x.parquet")
@@ -348,6 +449,22 @@ def test_rows_beyond_float16(tmp_path):
     pq.write_table(pa.table(columns(dim=3, row=floats([[1.0, 2.0, 70000.0]] * 4))), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="finite in float16"):
         import_parquet(tmp_path / "x.parquet", made().table("c"))
+
+
+@pytest.mark.parametrize("column", ["sum", "exp_avg_sq", "count", "n"])
+def test_negative_sums_of_squares_do_not_come_to_a_log(tmp_path, column):
+    state = {f"state.{column}": floats([[1.0]] * 3 + [[-1.0]])}
+    pq.write_table(pa.table(columns() | state), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=rf"state\.{column}: wanted no negative values; got one in row 3"):
+        parquet_to_log(tmp_path / "x.parquet", tmp_path / "made", table="a")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("column", ["momentum", "exp_avg", "z", "of_another_system"])
+def test_state_of_either_sign_comes_to_a_log(tmp_path, column):
+    state = {f"state.{column}": floats([[1.0, -1.0]] * 4)}
+    pq.write_table(pa.table(columns() | state), tmp_path / "x.parquet")
+    assert parquet_to_log(tmp_path / "x.parquet", tmp_path / "made", table="a") == 1
 
 
 def test_an_import_into_a_log_that_has_the_table(tmp_path, logged):

@@ -141,13 +141,26 @@ def test_what_is_said_beside_the_rows_is_checked(tmp_path):
         write(tmp_path / "x.safetensors", entries(), metadata)
         with pytest.raises(StorageError, match=r"shoal\.layout"):
             safetensors_to_log(tmp_path / "x.safetensors", tmp_path / "made", table="a")
-    write(tmp_path / "x.safetensors", entries(step=torch.tensor(-1)))
-    with pytest.raises(StorageError, match=r"shoal\.step"):
-        safetensors_to_log(tmp_path / "x.safetensors", tmp_path / "made", table="a")
+    for step in (-1, 2**62 + 1, 2**63 - 1):
+        write(tmp_path / "x.safetensors", entries(step=torch.tensor(step)))
+        with pytest.raises(StorageError, match=r"shoal\.step"):
+            safetensors_to_log(tmp_path / "x.safetensors", tmp_path / "made", table="a")
     with pytest.raises(ShoalError, match="dtype"):
         write(tmp_path / "x.safetensors", entries())
         safetensors_to_log(tmp_path / "x.safetensors", tmp_path / "made", table="a", dtype="int8")
     assert not (tmp_path / "made").exists()
+
+
+def test_the_most_steps_can_be_trained_on_and_committed(tmp_path):
+    write(tmp_path / "x.safetensors", entries(step=torch.tensor(2**62)))
+    safetensors_to_log(tmp_path / "x.safetensors", tmp_path / "made", table="a")
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 5, optimizer=shoal.SGD())])
+    shoal.load(tmp_path / "made", bags)
+    bags(shoal.KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1]))).values().sum().backward()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        assert log.newest.tables["a"].step == 2**62 + 1
+    assert shoal.load(tmp_path / "log", bags).tables["a"].step == 2**62 + 1
 
 
 def test_claims_of_a_header_are_no_memory(tmp_path):

@@ -1,6 +1,7 @@
 """Rows from files of other formats, on their way into a table or a log. All of a file is checked before anything of it
 is used."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,13 +11,17 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.progress import progress_bar
-from shoal.errors import InputError, StorageError
+from shoal.config import Optimizer, optimizers
+from shoal.errors import CapacityError, InputError, StorageError
 from shoal.interop.outgoing import LAYOUT, STEP, rows_each
 from shoal.log import ChangeLog
 from shoal.records import Layout, Rows, StateColumn, layout_of, strict_json
-from shoal.table import TableHandle
+from shoal.table import Group, TableHandle
+from shoal.table.host import HostTable
 
-_MOST_STEP = 2**63 - 1
+# More than anybody counts to, and training on from it stays within the 2^63 - 1 that a commit has room for.
+_MOST_STEP = 2**62
+_KEYS_EACH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,53 @@ def put_rows(file: RowFile, into: TableHandle, state: bool, progress: bool | Non
     _require_dim(file, layout.dim)
     checked = _Checked(file, layout, kept, unsigned)
     with progress_bar("checking", file.shape.rows, progress) as bar:
-        checked.require_all_right(bar)
-    with progress_bar("importing", file.shape.rows, progress) as bar, group.writing():
-        for rows in checked.rows():
-            group.tables[number].put(rows)
-            bar(len(rows))
+        keys = checked.require_all_right(bar)
+    done: int | None = None
+    try:
+        with progress_bar("importing", file.shape.rows, progress) as bar, group.writing():
+            _make_room(file.where, group, number, keys)
+            done = 0
+            for rows in checked.rows():
+                group.tables[number].put(rows)
+                done += len(rows)
+                bar(len(rows))
+    except BaseException as error:
+        if done is not None:
+            error.add_note(
+                f"[table {into.name!r}] {done} of the {file.shape.rows} rows of {file.where} are in it, and some of "
+                f"those behind them may be. Import it again."
+            )
+        raise
     return file.shape.rows
+
+
+def _make_room(where: str, group: Group, number: int, keys: Tensor) -> None:
+    """Raise CapacityError where a table cannot hold the rows of these keys beside those it has. Call while writing."""
+    table = group.tables[number]
+    if isinstance(table, HostTable) and table.below is None:
+        new = _count_new(group, number, keys)
+        room = table.spare(new)
+    else:
+        capacity = table.stats().tiers[-1].capacity
+        if capacity is None or len(table) + len(keys) <= capacity:
+            return
+        new = _count_new(group, number, keys)
+        room = max(capacity - len(table), 0)
+    if new > room:
+        raise CapacityError(
+            f"[{where}] wanted at most {room} keys that table {table.config.name!r} does not have, as it has no room "
+            f"for more beside its {len(table)} rows; got {new}. Raise the size of the last of Table(tiers=), or erase "
+            f"keys that are not needed. Nothing was imported."
+        )
+    if isinstance(table, HostTable) and table.below is None:
+        # Now, that memory which the system refuses is refused before anything changes, too.
+        table.storage.reserve(new)
+        table.expect(new)
+
+
+def _count_new(group: Group, number: int, keys: Tensor) -> int:
+    table = group.tables[number]
+    return sum(int((~table.contains(some.to(group.device))).sum()) for some in keys.split(_KEYS_EACH))
 
 
 def log_rows(
@@ -92,11 +138,19 @@ def log_rows(
     columns = tuple(StateColumn(name, widths[name], born.get(name, 0.0)) for name in names)
     layout = replace(base, **(chosen | {"name": table, "dim": found, "columns": columns}))
     _require_dim(file, layout.dim)
-    checked = _Checked(file, layout, dict(file.shape.state), set())
+    checked = _Checked(file, layout, dict(file.shape.state), _unsigned())
     with progress_bar("checking", file.shape.rows, progress) as bar:
         checked.require_all_right(bar)
     with ChangeLog(str(to)) as log, progress_bar("importing", file.shape.rows, progress) as bar:
         return log.commit_rows(layout, _heard(checked.rows(scores=float(step)), bar), step=step)
+
+
+def _unsigned() -> set[str]:
+    """Names of state columns, such as sums of squares, that have no negative values in any optimizer with such a
+    column: a log does not know which one its rows are of, and who loads them does not look."""
+    kinds = [kind for kind in vars(optimizers).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
+    columns = [column for kind in kinds if not inspect.isabstract(kind) for column in kind().columns(1)]
+    return {column.name for column in columns if not column.signed} - {one.name for one in columns if one.signed}
 
 
 def _heard(pieces: Iterator[Rows], progress: Callable[[int], None]) -> Iterator[Rows]:
@@ -114,7 +168,9 @@ def _told(file: RowFile) -> tuple[Layout | None, int]:
         layout = Layout.from_json(strict_json.parse(told[LAYOUT].encode(errors="replace"), where), where)
     step = told.get(STEP, "0")
     if not (step.isascii() and step.isdecimal() and len(step) < 20 and int(step) <= _MOST_STEP):
-        raise StorageError(f"[{file.where}, {STEP}] wanted a number of steps; got {step!r:.100}. Is it damaged?")
+        raise StorageError(
+            f"[{file.where}, {STEP}] wanted a number of steps, 2^62 at most; got {step!r:.100}. Is it damaged?"
+        )
     return layout, int(step)
 
 
@@ -147,8 +203,8 @@ class _Checked:
         self._state = state
         self._unsigned = unsigned
 
-    def require_all_right(self, progress: Callable[[int], None]) -> None:
-        """Raise for the first thing that is wrong. Keys are held in memory, rows are not."""
+    def require_all_right(self, progress: Callable[[int], None]) -> Tensor:
+        """Raise for the first thing that is wrong; returns the keys. They are held in memory, rows are not."""
         keys = [torch.empty(0, dtype=torch.int64, device="cpu")]
         for rows in self.rows():
             keys.append(rows.keys.clone())
@@ -165,6 +221,7 @@ class _Checked:
                 f"[{self._file.where}] wanted each key once; got {int(order.values[at])} in rows "
                 f"{int(order.indices[at])} and {int(order.indices[at + 1])}. Nothing was imported."
             )
+        return order.values
 
     def rows(self, scores: float | None = None) -> Iterator[Rows]:
         """The rows. scores: what rows have if the file does not say, and with it state as at birth."""

@@ -2,23 +2,27 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from shoal.checkpoint.ranks import parts_of
+from shoal.checkpoint.loading import require_one_save
+from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, InputError, NotFoundError
 from shoal.log.files import Files
 from shoal.log.reader import LogReader, TableChange, Version, Winners
+from shoal.log.snapshot import buckets_of
 from shoal.records import Layout, Rows, join
 
 # What tells the importer of a table, beside its rows.
 LAYOUT, VERSION, STEP, SINCE = "shoal.layout", "shoal.version", "shoal.step", "shoal.since"
 _PIECE_BYTES = 32 << 20
+
+SomeT = TypeVar("SomeT", Rows, TableChange)
 
 
 class Outgoing:
@@ -29,6 +33,7 @@ class Outgoing:
         self._table = table
         self._readers = [LogReader(Files(str(part))) for part in parts_of(Path(path))]
         self._versions = [self._version(reader, version) for reader in self._readers]
+        require_one_save(self.where, self._versions)
         layouts = [one.layouts[table] for one in self._versions]
         for layout in layouts[1:]:
             if difference := layouts[0].difference(layout):
@@ -57,17 +62,57 @@ class Outgoing:
 
     def pieces(self, min_score: float | None) -> Iterator[Rows]:
         """All rows, each once; those whose score is at least that, where one is given."""
-        for version in self._versions:
-            for rows in version.rows(self._table):
-                yield rows if min_score is None else _with_score(rows, min_score)
+        for rows in self._of_ranks(lambda rank: self._versions[rank].rows(self._table)):
+            yield rows if min_score is None else _with_score(rows, min_score)
 
     def changes(self, since: int) -> Iterator[TableChange]:
         """The last change of each key behind a version."""
         integer(self.where, "since", since, low=0, high=2**63 - 1)
         for reader, version in zip(self._readers, self._versions, strict=True):
-            if since > version.commit.version:
-                raise InputError(f"[{self.where}] since: wanted a version up to {version.commit.version}; got {since}.")
-            yield from self._changes_of(reader, version, since)
+            oldest, newest = reader.manifest.segments[0] - 1, version.commit.version
+            if since < oldest:
+                raise CheckpointError(
+                    f"[{self.where}] since: wanted a version from {oldest} to {newest}, as versions up to {oldest} are "
+                    f"in a snapshot alone; got {since}. Leave it out to export all rows."
+                )
+            if since > newest:
+                raise InputError(f"[{self.where}] since: wanted a version up to {newest}; got {since}.")
+        yield from self._of_ranks(lambda rank: self._changes_of(self._readers[rank], self._versions[rank], since))
+
+    def _of_ranks(self, part: Callable[[int], Iterator[SomeT]]) -> Iterator[SomeT]:
+        """What each rank has, one behind the other. Raises CheckpointError in the end where two have the same key.
+
+        Of two ranks that have a key, one at least has it astray, outside of its buckets. Such keys alone are held in
+        memory: none, where ranks keep to their buckets.
+        """
+        ranks = len(self._versions)
+        astray = [torch.empty(0, dtype=torch.int64, device="cpu")]
+        for rank in range(ranks):
+            for some in part(rank):
+                if ranks > 1 and bool((strays := ~self._is_own(some.keys, rank)).any()):
+                    astray.append(some.keys[strays])
+                yield some
+        held = torch.cat(astray).sort().values
+        if not len(held):
+            return
+        self._require_none(held[1:][held[1:] == held[:-1]])
+        for rank in range(ranks):
+            for some in part(rank):
+                own = some.keys[self._is_own(some.keys, rank)]
+                self._require_none(own[held[torch.searchsorted(held, own).clamp_(max=len(held) - 1)] == own])
+
+    def _is_own(self, keys: Tensor, rank: int) -> Tensor:
+        """Whether each key is of the rank's buckets."""
+        first, end = Rank(rank, len(self._versions)).buckets(self.layout.buckets)
+        buckets = buckets_of(keys.contiguous(), self.layout.buckets)
+        return (buckets >= first) & (buckets < end)
+
+    def _require_none(self, twice: Tensor) -> None:
+        if len(twice):
+            raise CheckpointError(
+                f"[{self.where}] wanted each key of table {self._table!r} in the part of one rank; got {int(twice[0])} "
+                f"in those of two. Save it by ranks that share its keys."
+            )
 
     def _changes_of(self, reader: LogReader, version: Version, since: int) -> Iterator[TableChange]:
         commits = [one for one in reader.commits(since) if one.version <= version.commit.version]

@@ -79,8 +79,9 @@ def import_safetensors(path: str | Path, into: TableHandle, *, state: bool = Tru
 
     `into` is `bags.table("item")`. Weights are rounded to the table's type. What the file does not have is as at birth:
     state, and the score, which is the table's step. state: False leaves the file's state out. The table's own step
-    stays. A file that is wrong in any row is refused before anything changes; nobody sees the table with some of the
-    rows.
+    stays. A file that is wrong in any row, or has more of them than the table has room for, is refused before anything
+    changes; meanwhile nobody sees the table with some of the rows. Where a disk fails on the way, or batches at work
+    hold memory that rows need, some of them are in the table, and a note of the error says how many.
     """
     with _SafetensorsRows(Path(path)) as file:
         return put_rows(file, into, state, progress)
