@@ -1,4 +1,4 @@
-"""Logs that are copied, moved away from, cut into tiny segments, or no logs at all; and what is left of those who died."""
+"""Logs that are copied, moved away from, cut into tiny segments, or no logs at all; and what others left of them."""
 
 import os
 import shutil

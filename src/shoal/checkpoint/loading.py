@@ -253,6 +253,6 @@ def _check_optimizer(where: str, was: str | None, has: Layout, table: LoggedTabl
     mine, theirs = ({(column.name, column.width) for column in one.columns} for one in (table.layout, has))
     if mine != theirs:
         raise CheckpointError(
-            f"[{where}] table {table.name!r} was trained by {was or 'no optimizer'}, whose state {table.optimizer} does "
-            f"not have. Give state=False to load weights alone."
+            f"[{where}] table {table.name!r} was trained by {was or 'no optimizer'}, whose state {table.optimizer} "
+            f"does not have. Give state=False to load weights alone."
         )

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from shoal.checkpoint.progress import progress_bar
 from shoal.config import Optimizer, optimizers
-from shoal.errors import CapacityError, InputError, StorageError
+from shoal.errors import InputError, ShoalError, StorageError
 from shoal.interop.outgoing import LAYOUT, STEP, rows_each
 from shoal.log import ChangeLog
 from shoal.records import Layout, Rows, StateColumn, layout_of, strict_json
 from shoal.table import Group, TableHandle
-from shoal.table.host import HostTable
 
 # More than anybody counts to, and training on from it stays within the 2^63 - 1 that a commit has room for.
 _MOST_STEP = 2**62
@@ -63,7 +62,7 @@ def put_rows(file: RowFile, into: TableHandle, state: bool, progress: bool | Non
     done: int | None = None
     try:
         with progress_bar("importing", file.shape.rows, progress) as bar, group.writing():
-            _make_room(file.where, group, number, keys)
+            _make_room(group, number, keys)
             done = 0
             for rows in checked.rows():
                 group.tables[number].put(rows)
@@ -79,33 +78,15 @@ def put_rows(file: RowFile, into: TableHandle, state: bool, progress: bool | Non
     return file.shape.rows
 
 
-def _make_room(where: str, group: Group, number: int, keys: Tensor) -> None:
+def _make_room(group: Group, number: int, keys: Tensor) -> None:
     """Raise CapacityError where a table cannot hold the rows of these keys beside those it has. Call while writing."""
     table = group.tables[number]
-    if isinstance(table, HostTable) and table.below is None:
-        new = _count_new(group, number, keys)
-        room = table.spare(new)
-    else:
-        capacity = table.stats().tiers[-1].capacity
-        if capacity is None or len(table) + len(keys) <= capacity:
-            return
-        new = _count_new(group, number, keys)
-        room = max(capacity - len(table), 0)
-    if new > room:
-        raise CapacityError(
-            f"[{where}] wanted at most {room} keys that table {table.config.name!r} does not have, as it has no room "
-            f"for more beside its {len(table)} rows; got {new}. Raise the size of the last of Table(tiers=), or erase "
-            f"keys that are not needed. Nothing was imported."
-        )
-    if isinstance(table, HostTable) and table.below is None:
-        # Now, that memory which the system refuses is refused before anything changes, too.
-        table.storage.reserve(new)
-        table.expect(new)
-
-
-def _count_new(group: Group, number: int, keys: Tensor) -> int:
-    table = group.tables[number]
-    return sum(int((~table.contains(some.to(group.device))).sum()) for some in keys.split(_KEYS_EACH))
+    new = sum(int((~table.contains(some.to(group.device))).sum()) for some in keys.split(_KEYS_EACH))
+    try:
+        table.require_more(new)
+    except ShoalError as error:
+        error.add_note("Nothing was imported.")
+        raise
 
 
 def log_rows(

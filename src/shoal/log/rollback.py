@@ -24,9 +24,11 @@ def rolled_back(
     log: str,
     marks_of: Callable[[str], tuple[Mark, ...]],
 ) -> Iterator[None]:
-    """Have the rows of tables be as they were at a version; if the body fails, as they were before. `since`: the commits
-    behind that version; what changed in the tables behind the last of these goes, too. `marks_of`: the newest commit of
-    the log that changed a table, and others at which it is the same."""
+    """Have the rows of tables be as they were at a version; if the body fails, as they were before.
+
+    since: the commits behind that version; what changed in the tables behind the last of these goes, too. marks_of: the
+    newest commit of the log that changed a table, and others at which it is the same.
+    """
     for name in tables:
         if name not in version.layouts and not any(name in one.commit.tables for one in since):
             raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")

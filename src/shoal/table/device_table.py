@@ -268,6 +268,13 @@ class DeviceTable:
         else:
             self._rows.require_room(self._number, rows, held=False)  # what leases hold is cleared first
 
+    def require_more(self, rows: int) -> None:
+        """Raise CapacityError where the table cannot have so many rows more."""
+        if self.below is not None:
+            self.below.require_place(rows)
+        else:
+            self._rows.require_room(self._number, len(self) + rows)
+
     def expect(self, rows: int) -> None:
         """Nothing: room is made for each piece."""
 

@@ -207,6 +207,9 @@ class GroupTable(Protocol):
     def require_room(self, rows: int) -> None:
         """Raise CapacityError where so many rows are more than the table can have."""
 
+    def require_more(self, rows: int) -> None:
+        """Raise CapacityError where the table cannot have so many rows more."""
+
     def expect(self, rows: int) -> None:
         """Make room for so many rows that will come, where that saves work."""
 

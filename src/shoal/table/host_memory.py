@@ -127,13 +127,26 @@ class HostMemory:
             self._require_place(arrivals.births)
             if not self._fits(more):
                 self._evict_for(more)
-        elif self.budget is not None and not self._fits(more):
+        else:
+            self._require_memory(more)
+        self.storage.reserve(more)
+
+    def require_more(self, rows: int) -> None:
+        """Raise CapacityError where the table cannot have so many rows more, and OutOfMemoryError where the system has
+        no memory for them."""
+        if self.below is not None:
+            self._require_place(rows)
+        else:
+            self._require_memory(rows)
+            self.storage.reserve(rows)
+
+    def _require_memory(self, more: int) -> None:
+        if self.budget is not None and not self._fits(more):
             raise CapacityError(
                 f"[table {self.config.name!r}] {len(self.index)} rows and {more} new ones take "
                 f"{format_size(self._bytes_after(more))}; the budget is Dram({format_size(self.budget)!r}). "
                 f"Raise it in Table(tiers=[Dram(...)]), or erase keys that are not needed."
             )
-        self.storage.reserve(more)
 
     def _bytes_after(self, more: int) -> int:
         return self.index.bytes_after(more) + self.storage.bytes_after(more)
