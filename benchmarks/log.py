@@ -7,6 +7,9 @@ import gc
 import os
 import pathlib
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +39,7 @@ CHUNK = 1 << 20
 # Of tracking: turns between commits, and steps of one, in which nearly all rows change for the first time.
 TRACKED_TURNS = 60
 TRACKED_STEPS = 8
+ALONE_STEPS = 40
 
 
 def rows_of(bench: Bench) -> int:
@@ -192,17 +196,11 @@ def load_memory(bench: Bench) -> Result:
 )
 def recover(bench: Bench) -> Result:
     rows = rows_of(bench)
-    bags = bench.keep("table", lambda: filled(rows))
     rounds: dict[str, list[float]] = {OURS: [], "load": []}
     with folder() as here:
-        shoal.save(here / "log", bags)
-        shoal.recover(here / "log", bags)
-        with shoal.ChangeLog(here / "log") as log:
-            for number in range(COMMITS):
-                bench.say(f"commit {number}")
-                change(bags, rows, SMALL_PART)
-                log.commit(bags)
-        shoal.save(here / "saved", bags)
+        bench.say(f"{COMMITS} commits in another process")
+        died = subprocess.run([sys.executable, "-m", "benchmarks.log", str(here), str(rows)])
+        assert died.returncode == -signal.SIGKILL, died
         size = bytes_of(here / "log" / "segments") + bytes_of(here / "log" / "snapshots")
         whole = bytes_of(here / "saved" / "snapshots")
         with settled(memory_for(rows)) as free:
@@ -221,6 +219,19 @@ def recover(bench: Bench) -> Result:
                     rounds["load"].append(theirs)
     bench.tell(f"{min(rounds[OURS]) * 1e8 / rows:.0f} s for 100M rows at best")
     return Result("s", rounds)
+
+
+def die(here: pathlib.Path, rows: int) -> None:
+    """Leave a log of a snapshot and commits, and a checkpoint of the same rows, as who is killed does."""
+    bags = filled(rows)
+    shoal.save(here / "log", bags)
+    shoal.recover(here / "log", bags)
+    log = shoal.ChangeLog(here / "log")
+    for _ in range(COMMITS):
+        change(bags, rows, SMALL_PART)
+        log.commit(bags)
+    shoal.save(here / "saved", bags)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def batches(rows: int, count: int) -> list[shoal.KeyedJaggedTensor]:
@@ -273,7 +284,7 @@ def tracking(bench: Bench) -> Result:
 
 @registry.case(
     "train beside compaction, dim 64",
-    compares="milliseconds of a step while the log is compacted in a thread, to those before",
+    compares="milliseconds of a step while the log is compacted in a thread, to those before and behind it",
     limits={"alone": Limit(1.5)},
     stage="beside",
 )
@@ -289,7 +300,7 @@ def beside(bench: Bench) -> Result:
                 bench.say(f"round {number + 1}")
                 change(bags, rows, PART)
                 log.commit(bags)
-                alone = [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(40)]
+                alone = [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(ALONE_STEPS)]
                 compaction = threading.Thread(target=log.compact)
                 compaction.start()
                 meanwhile: list[float] = []
@@ -297,7 +308,13 @@ def beside(bench: Bench) -> Result:
                     batch = work[len(meanwhile) % 16]
                     meanwhile.append(seconds(lambda batch=batch: step(bags, batch)))
                 compaction.join()
+                # Behind it, too: what was written goes to the disk for a while after a commit.
+                alone += [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(ALONE_STEPS)]
                 rounds[OURS].append(1e3 * sum(meanwhile) / len(meanwhile))
                 rounds["alone"].append(1e3 * sum(alone) / len(alone))
                 bench.tell(f"{len(meanwhile)} steps beside it, the longest {1e3 * max(meanwhile):.0f} ms")
     return Result("ms", rounds)
+
+
+if __name__ == "__main__":
+    die(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

@@ -100,7 +100,7 @@ def test_a_table_without_room_is_as_before(tmp_path, kind, call):
     small = table([shoal.Dram("256KiB")] + ([shoal.Ssd(str(tmp_path), "1MiB")] if kind == "ssd" else []))
     small.table("t").assign([1, 2], torch.ones(2, 8))
     before = rows_of(small)
-    with pytest.raises(CapacityError, match="50000 rows .* Nothing was loaded"):
+    with pytest.raises(CapacityError, match=r"50000 rows .* Nothing was loaded"):
         call(tmp_path / "saved", small)
     assert_rows(small, before)
 

@@ -219,6 +219,17 @@ def test_state_dicts_and_copies(tmp_path):
     assert_same_rows(bags, twin)
 
 
+def test_a_copy_does_not_take_the_storage_of_the_original():
+    shared = MemoryStorage(8 * 4 + 4 + 8)
+    bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), lambda row_bytes: shared])
+    train([bags], torch.Generator().manual_seed(0), 30)
+    before = {name: value.clone() for name, value in bags.state_dict().items()}
+    with pytest.raises(ConfigError, match="deepcopy: wanted what makes its lowest tier to make another, empty one"):
+        copy.deepcopy(bags)
+    for name, value in bags.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_the_files_go_with_the_collection(tmp_path):
     _plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
     train([bags], torch.Generator().manual_seed(0), 20)

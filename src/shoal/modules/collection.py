@@ -286,6 +286,13 @@ class Collection(nn.Module):
             if attribute not in own:
                 made.__dict__[attribute] = copy.deepcopy(value, memo)
         made._open(None, self._group.seed)
+        for config, table in zip(self._configs, made._group.tables, strict=True):
+            if len(table):  # what a user's storage has would be overwritten, and is the original's
+                raise ConfigError(
+                    f"[table {config.name!r}] deepcopy: wanted what makes its lowest tier to make another, empty one; "
+                    f"got one with {len(table)} rows. Name other tiers and load a checkpoint, or have it open another "
+                    f"place each time."
+                )
         with self._group.reading_all():
             contents = {n: table.content() for n, table in enumerate(self._group.tables)}
         with made._group.writing():

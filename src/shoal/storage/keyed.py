@@ -12,6 +12,10 @@ class Storage(ABC):
     with the same arguments once the cause is gone, or the rows stay where they are. Arguments are not a storage's to
     change, and what it returned not any more: rows that were read ahead wait while others are read. `check_storage` of
     `shoal.storage` tries all of this on a storage of your own.
+
+    A table's tier is what makes one (`tiers=[Dram(...), MyStorage]`), called with the bytes of a row for each table and
+    each deepcopy: tables must not share one. It is a tier, no copy: rows that changed in memory come to it when they
+    leave that, and not when the process ends. To have rows again, commit or save them.
     """
 
     @abstractmethod
