@@ -45,6 +45,8 @@ def head_problem(files: Files) -> str | None:
 def _parse(files: Files) -> Head | str:
     """The head, or what is wrong with it."""
     size = size_of(files.head)
+    if size is not None and size > _HEAD.size:
+        return f"wanted {_HEAD.size} bytes; got {size}: remove the file, while no process writes to the log"
     if size != _HEAD.size:
         return f"wanted {_HEAD.size} bytes; got {'no file' if size is None else size}"
     data = bytes(read_file(files.head, _HEAD.size))
