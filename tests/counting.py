@@ -1,4 +1,4 @@
-"""Counting the calls of the operating system that something makes."""
+"""Counting the calls of the operating system that something makes, and letting one of them fail."""
 
 import errno
 from contextlib import contextmanager, suppress
@@ -8,30 +8,37 @@ from shoal import _native
 from shoal.errors import StorageError
 
 
-class Count:
-    """How many there were, once the block is left."""
+class Calls:
+    """What is known once the block is left."""
 
-    calls = 0
+    has_failed = False
+    count = 0  # if none did
+
+
+@contextmanager
+def failing(call, folder, part="", *, after, error=errno.EIO):
+    """The call behind so many of its kind, writes or syncs, fails, on files of a folder whose paths have a part."""
+    own = Path(folder, f"{part}.count{part}")
+    calls = Calls()
+    with _native.File.create_new(str(own)) as file:
+        _native.inject_fault(getattr(_native.FileCall, call), part or str(folder), error, after=after)
+        try:
+            yield calls
+        finally:
+            # Who did not meet it left it to these, as many as it left.
+            left = 0
+            with suppress(StorageError):
+                while left <= after:
+                    file.write(0, b"x") if call == "write" else file.sync()
+                    left += 1
+            calls.has_failed, calls.count = left > after, after - left
+            _native.clear_faults()
+    own.unlink()
 
 
 @contextmanager
 def counted(call, folder, part="", most=20):
-    """Gives the number of calls of a kind, writes or syncs, on files of a folder whose paths have a part. REQUIRES: there
-    are at most so many, each of which takes one more."""
-    own = Path(folder, f"{part}.count{part}")
-    count = Count()
-    with _native.File.create_new(str(own)) as file:
-        # The one behind the most that are let through fails: those of its own tell how many others had taken.
-        _native.inject_fault(getattr(_native.FileCall, call), part or str(folder), errno.EIO, after=most)
-        try:
-            yield count
-        finally:
-            left = 0
-            with suppress(StorageError):
-                while left <= most:
-                    file.write(0, b"x") if call == "write" else file.sync()
-                    left += 1
-            assert left <= most, "an error was met, or there were more"
-            count.calls = most - left
-            _native.clear_faults()
-    own.unlink()
+    """As `failing`, with none that fails. REQUIRES: there are no more calls than that."""
+    with failing(call, folder, part, after=most) as calls:
+        yield calls
+    assert not calls.has_failed

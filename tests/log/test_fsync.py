@@ -47,7 +47,7 @@ class Written:
         with counted("sync", self.folder, part) as count:
             for _ in range(commits):
                 self.commit()
-        return count.calls
+        return count.count
 
     @property
     def kept(self):
@@ -61,10 +61,10 @@ def test_counts_are_right(tmp_path):
         for _ in range(3):
             file.sync()
         file.write(0, b"x")
-    assert syncs.calls == 3
+    assert syncs.count == 3
     with counted("sync", tmp_path) as syncs:
         pass
-    assert syncs.calls == 0
+    assert syncs.count == 0
 
 
 def test_each_commit_is_synced_once(tmp_path, clock):
@@ -98,7 +98,7 @@ def test_a_commit_is_synced_once_the_interval_has_passed_and_not_before(tmp_path
     assert written.syncs(3) == 1
     with counted("sync", tmp_path, ".seg") as last:
         written.log.close()
-    assert last.calls == 1
+    assert last.count == 1
     assert written.kept == written.log.version
 
 
@@ -119,7 +119,7 @@ def test_no_commit_is_synced_where_none_is_to_be(tmp_path, clock):
         written.commit() if end == written.log.sync else None
         with counted("sync", tmp_path, ".seg") as last:
             end()
-        assert last.calls == 1
+        assert last.count == 1
         assert written.kept == written.log.version
 
 
