@@ -190,7 +190,7 @@ def test_damage_is_noticed(log, tmp_path, data):
     if name == "HEAD":
         assert all(read)
         assert is_opened
-        if kind == "grow":  # as the report says
+        if kind != "gone" and len(content) > len(before):  # as the report says
             (path / name).unlink()
             shoal.ChangeLog(path).close()
         assert verify_files(Files(str(path))).is_sound
@@ -449,7 +449,7 @@ def test_a_head_that_promises_more_than_there_is(small, tmp_path):
 
 
 def test_a_schema_that_another_arrow_wrote_is_sound(small, tmp_path, monkeypatch):
-    """The same schema, in the bytes of another encoder: here with another order of the schema's and a field's parts."""
+    """The same schema in the bytes of another encoder: here with eight more before the message's first table."""
     from shoal.log import verify as module
 
     seen = []
