@@ -1,10 +1,11 @@
-"""Writers that are killed, or whose power fails, at random moments, and what their logs hold afterwards.
+"""Writers that are killed, or whose power fails, at random moments, and what their logs hold afterwards; and who
+compacts beside a writer, and is killed.
 
-python crashing.py FOLDER kill|power ROUNDS SEED
+python crashing.py FOLDER kill|power|compactor ROUNDS SEED
 
 Each round forks a writer, kills it with SIGKILL after a while, and forks a reader that opens the log and compares it
 with what the writer had said and with the training that it knows by heart. Forks, since a new interpreter for each
-would take longer than the round.
+would take longer than the round. Who compacts runs the command `shoal compact`, again and again.
 """
 
 import errno
@@ -25,8 +26,11 @@ import shoal
 import shoal.log  # once, for all children
 from shoal import _native
 from shoal.checkpoint import load  # noqa: F401
+from shoal.cli.app import app
 from shoal.errors import StorageError
 from shoal.log import changelog
+from shoal.log.files import Files
+from shoal.log.verify import verify
 
 KEYS = 60
 
@@ -43,8 +47,8 @@ def advance(bags, version):
         bags.table("a").erase(bags.table("a").keys()[::4])
 
 
-def write(folder, scenario, said, fsync="each", most=10_000):
-    """Commit up to a version, and say what was acknowledged, with a line that says how."""
+def write(folder, scenario, said, fsync="each", most=10_000, pause=0.0):
+    """Commit up to a version, with a pause behind each, and say what was acknowledged, with a line that says how."""
     os.write(said, fsync.encode() + b"\n")
     bags = made()
     model = torch.nn.Linear(3, 2)
@@ -66,6 +70,7 @@ def write(folder, scenario, said, fsync="each", most=10_000):
         os.write(said, b"%d\n" % version)
         if scenario == "compact" and version % 2 == 0:
             log.compact()
+        time.sleep(pause)
 
 
 def write_until_power_cut(folder, scenario, said, seed):
@@ -84,6 +89,37 @@ def write_until_power_cut(folder, scenario, said, seed):
     os._exit(0)
 
 
+def compact(folder, said):
+    """Run `shoal compact FOLDER` until somebody ends it, and say when one begins."""
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    while True:
+        os.write(said, b".")
+        assert not app(["compact", folder, "--retain", "1"], standalone_mode=False)
+        time.sleep(0.001)
+
+
+def look(folder, acknowledged):
+    """Beside its writer: the log is sound and has what was acknowledged."""
+    bags, model = made(), torch.nn.Linear(3, 2)
+    found = shoal.recover(folder, bags, dense=model)
+    assert found.version >= acknowledged
+    assert_is(bags, model, found)
+    report = verify(Files(folder))
+    assert report.is_sound, report.problems
+
+
+def assert_is(bags, model, found):
+    """Rows and weights are those of a commit, or of none."""
+    version = 0 if found is None else found.version
+    wanted = made()
+    for one in range(1, version + 1):
+        advance(wanted, one)
+    assert_rows(bags, rows_of(wanted))
+    if version:
+        assert found.step == version
+        assert bool((model.weight == version).all())
+
+
 def check(folder, acknowledged, kept, says=None):
     """The log holds the versions that must have been kept, and at most one that was not acknowledged; its rows are
     those of its version. Says which version it holds in the end."""
@@ -97,13 +133,7 @@ def check(folder, acknowledged, kept, says=None):
     version = 0 if found is None else found.version
     assert log.version == version
     assert kept <= version <= acknowledged + 1, (kept, acknowledged, version)
-    wanted = made()
-    for one in range(1, version + 1):
-        advance(wanted, one)
-    assert_rows(bags, rows_of(wanted))
-    if version:
-        assert found.step == version
-        assert bool((model.weight == version).all())
+    assert_is(bags, model, found)
     # It can be written to again, and what is written then is there.
     for one in (version + 1, version + 2):
         advance(bags, one)
@@ -164,6 +194,45 @@ def one_round(folder, kind, number, choose):
         os.close(says)
 
 
+def one_round_of_compactors(folder, number, choose):
+    scenario = ("rotate", "commit", "compact")[number % 3]  # of the last, the writer compacts too
+    path = str(Path(folder, f"{number}"))
+    says, said = os.pipe()
+    # Pauses: who looks trains all versions again.
+    writer = in_child(write, path, scenario, said, "each", 10_000, 0.03)
+    os.close(said)
+    output = b""
+    while output.count(b"\n") < 3:  # it has committed
+        output += os.read(says, 1 << 20)
+    for _kill in range(3):
+        begins, begun = os.pipe()
+        compactor = in_child(compact, path, begun)
+        os.close(begun)
+        for _begun in range(choose.randrange(1, 4)):
+            os.read(begins, 1)
+        time.sleep(choose.random() * choose.choice([0.005, 0.02, 0.05]))
+        os.kill(compactor, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(compactor, 0)[1])
+        assert code == -signal.SIGKILL, f"round {number} ({scenario}): shoal compact: {code}"
+        os.close(begins)
+        output += os.read(says, 1 << 20)  # the writer goes on
+        code = os.waitstatus_to_exitcode(os.waitpid(in_child(look, path, last_of(output)), 0)[1])
+        assert code == 0, f"round {number} ({scenario}): {last_of(output)} versions were acknowledged"
+    os.kill(writer, signal.SIGKILL)
+    while more := os.read(says, 1 << 20):
+        output += more
+    os.close(says)
+    code = os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1])
+    assert code == -signal.SIGKILL, f"round {number} ({scenario}): the writer: {code}"
+    code = os.waitstatus_to_exitcode(os.waitpid(in_child(check, path, last_of(output), last_of(output)), 0)[1])
+    assert code == 0, f"round {number} ({scenario}): {last_of(output)} versions were acknowledged"
+
+
+def last_of(output):
+    """The version that a writer acknowledged last."""
+    return int(output.split(b"\n")[-2])
+
+
 def main():
     folder, kind, rounds, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
@@ -176,7 +245,10 @@ def main():
     check(str(Path(folder, "warm")), acknowledged=1, kept=1)
     choose = random.Random(seed)
     for number in range(rounds):
-        one_round(folder, kind, number, choose)
+        if kind == "compactor":
+            one_round_of_compactors(folder, number, choose)
+        else:
+            one_round(folder, kind, number, choose)
     print(f"{rounds} rounds")
 
 

@@ -1,4 +1,4 @@
-"""Writers that are killed."""
+"""Writers that are killed, and who compacts beside them."""
 
 import subprocess
 import sys
@@ -35,9 +35,14 @@ def test_writers_whose_power_fails_lose_nothing_that_was_on_the_disk(tmp_path):
     crash(tmp_path, "power", 12, seed=1)  # 21 cuts
 
 
+@pytest.mark.timeout(600)
+def test_compactions_that_are_killed_beside_a_writer_lose_nothing(tmp_path):
+    crash(tmp_path, "compactor", 3, seed=1)  # 9 kills
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["kill", "power"])
+@pytest.mark.parametrize("kind", ["kill", "power", "compactor"])
 @pytest.mark.parametrize("seed", range(2, 7))
 def test_many_writers_that_died(tmp_path, kind, seed):
-    crash(tmp_path, kind, 100, seed)
+    crash(tmp_path, kind, 35 if kind == "compactor" else 100, seed)  # of them, each kills 3

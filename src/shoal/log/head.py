@@ -27,12 +27,36 @@ class Head:
 
 def read_head(files: Files) -> Head:
     """What is known; nothing where there is no head, or a damaged one."""
-    if size_of(files.head) != _HEAD.size:
-        return Head()
+    found = _parse(files)
+    return found if isinstance(found, Head) else Head()
+
+
+def head_problem(files: Files) -> str | None:
+    """Why nothing is known; None where the head is whole."""
+    found = _parse(files)
+    if isinstance(found, Head):
+        return None
+    return (
+        f"[file {files.head}] {found}. What was on the disk is not known, so that commits which are cut off or damaged "
+        f"at the log's end are not missed. Opening the log for writing makes a new one."
+    )
+
+
+def _parse(files: Files) -> Head | str:
+    """The head, or what is wrong with it."""
+    size = size_of(files.head)
+    if size is not None and size > _HEAD.size:
+        return f"wanted {_HEAD.size} bytes; got {size}: remove the file, while no process writes to the log"
+    if size != _HEAD.size:
+        return f"wanted {_HEAD.size} bytes; got {'no file' if size is None else size}"
     data = bytes(read_file(files.head, _HEAD.size))
+    if len(data) != _HEAD.size:  # it changed in between
+        return f"wanted {_HEAD.size} bytes; got {len(data)}"
     magic, version, _, *numbers, _, crc = _HEAD.unpack(data)
-    if magic != _MAGIC or version != _FORMAT_VERSION or crc != _native.crc32c(data[:-4]):
-        return Head()
+    if magic != _MAGIC or version != _FORMAT_VERSION:
+        return f"wanted {_MAGIC!r}, format {_FORMAT_VERSION}; got {magic!r}, format {version}"
+    if crc != (found := _native.crc32c(data[:-4])):
+        return f"wanted the checksum {crc:#010x}; got {found:#010x}"
     return Head(*numbers)
 
 

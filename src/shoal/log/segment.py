@@ -142,6 +142,16 @@ class SegmentFile:
             scan.end, scan.last = at, found
             yield whole
 
+    def check_paddings(self, whole: WholeCommit) -> None:
+        """Raise StorageError where not zeros stand behind the payloads of a commit's frames."""
+        last = whole.frames[-1].end if whole.frames else whole.begin
+        where = f"file {self.path}, offset {last}"
+        commit = Place(FrameHeader.unpack(self.read(last, HEADER_BYTES), where), last + HEADER_BYTES)
+        for place in (*whole.frames, commit):
+            begin = place.offset + place.header.payload_bytes
+            if any(self.read(begin, place.end - begin)):
+                raise self.damaged(begin, whole.commit.version, "wanted zeros between frames; got others")
+
     def is_promised(self, version: int, scan: Scan) -> bool:
         """Whether a commit behind the place where a scan ended says that a version was on the disk before it."""
         return scan.is_damaged and self._kept_behind(scan.end) >= version

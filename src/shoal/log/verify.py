@@ -1,14 +1,30 @@
-"""Reading every byte of a log, and comparing it with its checksum."""
+"""Reading every byte of a log, and comparing it with its checksum, or with what must stand there if it has none."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
+from shoal import _native
 from shoal.errors import ShoalError, StorageError
 from shoal.log.changing import while_it_changes
 from shoal.log.dense import read_dense
-from shoal.log.files import Files
-from shoal.log.reader import LogReader
+from shoal.log.files import Files, read_file
+from shoal.log.head import head_problem, read_head
+from shoal.log.reader import CommittedChanges, LogReader
+from shoal.log.segment import SegmentFile
 from shoal.log.snapshot import Snapshot
+from shoal.records import Layout
+from shoal.records.arrow import arrow_schema
+from shoal.records.ipc import require_schema
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+# A head that is being written over may be read in halves; the next look sees another one.
+_LOOKS, _BETWEEN_S = 20, 0.01
+# Another version of Arrow may write the same schema in other bytes, but then moves tables of them; what has the same
+# length and differs in so few, and not in the format's version, was changed since.
+_FEW_BYTES = 8
 
 
 @dataclass
@@ -50,20 +66,25 @@ def _sound(files: Files, progress: Callable[[int], None]) -> Report:
 
 def _look(files: Files, progress: Callable[[int], None]) -> Report:
     report = Report()
+    head = read_head(files)  # first: it promises no more than what is read behind it
     try:
         reader = LogReader(files)
+        _check_seal(files)
     except ShoalError as error:
         report.problems.append(str(error))
         return report
     dense = {}
+    newest = 0
     for entry in reader.manifest.snapshots:
         try:
             snapshot = Snapshot(files, entry, reader.manifest.layouts)
-            for name in snapshot.tables:
+            for name, table in snapshot.tables.items():
                 for rows in snapshot.rows(name):
                     report.rows += len(rows)
                     progress(len(rows))
+                _check_around_blocks(snapshot, name, reader.manifest.layouts[table.number])
             report.snapshots += 1
+            newest = snapshot.commit.version
             if snapshot.commit.dense is not None:
                 dense[snapshot.commit.dense.version] = snapshot.commit.dense
         except ShoalError as error:
@@ -73,10 +94,17 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
             for change in one.changes():
                 report.rows += len(change.keys)
                 progress(len(change.keys))
+            _check_paddings(files, reader.manifest.identity, one)
             report.commits += 1
+            newest = max(newest, one.version)
             # Of versions before the oldest that can be had, it may be gone.
             if one.commit.dense is not None and one.version >= reader.manifest.oldest:
                 dense[one.commit.dense.version] = one.commit.dense
+        if newest < head.version:  # the reader may have seen half a head
+            raise StorageError(
+                f"[file {files.head}] version {head.version} was on the disk; the newest that can be read is {newest}. "
+                f"Restore the last segment from another copy."
+            )
     except ShoalError as error:
         report.problems.append(str(error))
     for version, wanted in sorted(dense.items()):
@@ -85,4 +113,77 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
             report.dense += 1
         except ShoalError as error:
             report.problems.append(str(error))
+    # Who makes a log writes its first head behind the manifest; before the first commit there is nothing to promise.
+    if newest and (problem := _head_problem(files)) is not None:
+        report.problems.append(problem)
     return report
+
+
+def _head_problem(files: Files) -> str | None:
+    for _look in range(_LOOKS - 1):
+        if head_problem(files) is None:
+            return None
+        time.sleep(_BETWEEN_S)
+    return head_problem(files)
+
+
+def _check_seal(files: Files) -> None:
+    """The manifest ends behind its checksum; who reads it overlooks newlines."""
+    data = bytes(read_file(files.manifest))
+    if data != data.rstrip(b"\n") + b"\n":
+        raise StorageError(
+            f"[file {files.manifest}] wanted one newline behind the checksum; got {data[-20:]!r}. Restore it from "
+            f"another copy."
+        )
+
+
+def _check_paddings(files: Files, identity: str, one: CommittedChanges) -> None:
+    segment = SegmentFile(files.segment(one.whole.segment), identity, one.whole.segment)
+    try:
+        segment.check_paddings(one.whole)
+    finally:
+        segment.close()
+
+
+def _check_around_blocks(snapshot: Snapshot, name: str, layout: Layout) -> None:
+    """The schema stands before a table's blocks, nothing between them, the stream's end behind them: none of it has a
+    checksum. REQUIRES: the file has its size."""
+    path, table = snapshot.path_of(name), snapshot.tables[name]
+    begin = end = table.blocks[0].offset if table.blocks else table.bytes - len(_END_OF_STREAM)
+    for block in table.blocks:
+        if block.offset != end:
+            raise _damaged(f"file {path}, offset {end}", f"wanted a block; got one at {block.offset}")
+        end += block.bytes
+    schema, rest = bytearray(max(begin, 0)), bytearray(max(table.bytes - end, 0))
+    with _native.File.open_to_read(str(path)) as file:
+        for offset, data in ((0, schema), (end, rest)):
+            if data:
+                file.read(offset, data)
+    _check_schema(f"file {path}", bytes(schema), arrow_schema(layout))
+    if rest != _END_OF_STREAM:
+        where = f"file {path}, offset {end}"
+        raise _damaged(where, f"wanted the end of an Arrow stream; got {len(rest)} bytes, {bytes(rest[:16])!r}")
+
+
+def _check_schema(where: str, data: bytes, wanted: pa.Schema) -> None:
+    """Bytes are one message with that schema."""
+    written = wanted.serialize().to_pybytes()
+    if data == written:
+        return
+    source = pa.BufferReader(data)
+    try:
+        message = pa.ipc.read_message(source)
+        found = pa.ipc.read_schema(message)
+        is_of_this_format = message.metadata_version == pa.ipc.read_message(written).metadata_version
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise _damaged(where, f"wanted the schema of an Arrow stream before its rows; {error}") from None
+    require_schema(found, wanted, where)
+    if source.tell() != len(data):
+        raise _damaged(where, f"wanted a schema of {len(data)} bytes before its rows; got one of {source.tell()}")
+    differing = [at for at, (one, other) in enumerate(zip(data, written, strict=False)) if one != other]
+    if len(data) == len(written) and len(differing) <= _FEW_BYTES and is_of_this_format:
+        raise _damaged(f"{where}, offset {differing[0]}", "the schema before its rows was changed in a few bytes")
+
+
+def _damaged(where: str, what: str) -> StorageError:
+    return StorageError(f"[{where}] {what}. Restore the file from another copy.")
