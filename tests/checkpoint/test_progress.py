@@ -1,5 +1,6 @@
 """Bars of rows that are done, where somebody looks."""
 
+import io
 import os
 import pty
 import re
@@ -99,6 +100,26 @@ def test_who_wants_none_sees_none(saved, monkeypatch, what):
 def test_nothing_is_shown_where_nobody_looks(saved, capfd, what, progress):
     CALLS[what](saved, made(), progress)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_where_no_terminal_is_it_is_shown_once(saved, monkeypatch, what):
+    monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
+    CALLS[what](saved, made(), True)
+    assert re.findall(r"(\w+) .* (\d+)/(\d+)", shown.getvalue()) == [(what, str(ROWS), str(ROWS))]
+
+
+@pytest.mark.parametrize("what", ["loading", "recovering"])
+def test_a_bar_counts_what_is_read_of_a_log(tmp_path, monkeypatch, what):
+    bags = made()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        bags.table("a").assign(range(50), torch.randn(50, 4))
+        bags.table("a").erase(range(100, 110))
+        log.commit(bags)
+    with terminal(monkeypatch) as shown:
+        CALLS[what](tmp_path / "log", made(), True)
+    assert shown.bars()[-1] == (what, ROWS + 60, ROWS + 60)
 
 
 def test_a_bar_does_not_change_what_is_done(saved, tmp_path, monkeypatch):

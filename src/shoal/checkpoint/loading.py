@@ -71,7 +71,7 @@ def load(
                 table.table.require_room(rows[name])
         with (
             restored_dense(where, states, dense, optimizer),
-            progress_bar("loading", sum(rows.values()), progress) as bar,
+            progress_bar("loading", sum(plan.changes for plan in plans), progress) as bar,
             emptied(held, wanted),
         ):
             for plan in plans:
@@ -170,6 +170,7 @@ class _Plan:
             if state:
                 _check_optimizer(where, version.commit.tables[name].optimizer, version.layouts[name], table)
         self.commits = {name: version.commit.tables[name] for name in wanted}
+        self.changes = sum(version.changes(name) for name in wanted)
 
     def fill(self, progress: Callable[[int], None]) -> None:
         """Put the rows in tables that are empty."""

@@ -16,6 +16,7 @@ def progress_bar(what: str, rows: int | None, shown: bool | None) -> Iterator[Ca
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:  # elsewhere it is shown once, done
         task = bar.add_task(what, total=rows)
         yield lambda done: bar.advance(task, done)

@@ -62,7 +62,7 @@ def _recover(
         )
     states = version.dense() if dense is not None or optimizer is not None else {}
     known = {name: table for name, table in tables.items() if name in version.layouts}
-    rows = sum(version.commit.tables[name].rows for name in known)
+    rows = sum(version.changes(name) for name in known)
     for name, table in known.items():
         table.table.require_room(version.commit.tables[name].rows)
     with (

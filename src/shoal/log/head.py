@@ -45,8 +45,6 @@ def head_problem(files: Files) -> str | None:
 def _parse(files: Files) -> Head | str:
     """The head, or what is wrong with it."""
     size = size_of(files.head)
-    if size is not None and size > _HEAD.size:
-        return f"wanted {_HEAD.size} bytes; got {size}: remove the file, while no process writes to the log"
     if size != _HEAD.size:
         return f"wanted {_HEAD.size} bytes; got {'no file' if size is None else size}"
     data = bytes(read_file(files.head, _HEAD.size))
@@ -65,6 +63,8 @@ class HeadWriter:
 
     def __init__(self, files: Files) -> None:
         self._file = _native.File.open_to_write(str(files.head))
+        if self._file.size() > _HEAD.size:  # nobody would believe what is written over it
+            self._file.truncate(_HEAD.size)
 
     def write(self, head: Head, sync: bool = False) -> None:
         """Say what is on the disk. Not synced, it is at worst older than what is true."""

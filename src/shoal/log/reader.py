@@ -234,6 +234,13 @@ class Version:
             held += sum(place.header.payload_bytes for place in one.whole.frames if place.header.table == number)
         return held // self.layouts[table].row_bytes
 
+    def changes(self, table: str) -> int:
+        """How many rows and deletes its `steps` have."""
+        base, commits = self.base_of(table)
+        held = 0 if base is None or table not in base.tables else base.tables[table].rows
+        said = [one.commit.tables[table] for one in commits if table in one.commit.tables]
+        return held + sum(one.puts + one.deletes for one in said)
+
     def base_of(self, table: str) -> tuple[Snapshot | None, list[CommittedChanges]]:
         """The snapshot, unless a later commit replaced all rows; and the commits from there on."""
         for at in range(len(self._commits) - 1, -1, -1):

@@ -77,6 +77,7 @@ class TableBlocks:
     number: int  # in the manifest
     bytes: int
     blocks: tuple[Block, ...]
+    schema_crc32c: int | None = None  # of what stands before the first block; None where nobody said
 
     @property
     def rows(self) -> int:
@@ -93,7 +94,7 @@ class TableWriter:
         self._encoder = StreamEncoder(layout)
         self._blocks: list[Block] = []
         self._file = _native.FileWriter.create(str(folder / _name(number)))
-        self._write(self._encoder.begin())
+        self._schema_crc = self._write(self._encoder.begin())
 
     def _write(self, pieces: list[memoryview]) -> int:
         crc = 0
@@ -115,7 +116,7 @@ class TableWriter:
         self._write(self._encoder.end())
         size = self._file.position
         self._file.finish()
-        return TableBlocks(self._number, size, tuple(self._blocks))
+        return TableBlocks(self._number, size, tuple(self._blocks), self._schema_crc)
 
     def abandon(self) -> None:
         """Let it go as it is."""
@@ -152,6 +153,7 @@ class SnapshotWriter:
                     name: {
                         "number": table.number,
                         "bytes": table.bytes,
+                        "schema_crc32c": table.schema_crc32c,
                         "blocks": [block.to_json() for block in table.blocks],
                     }
                     for name, table in self._tables.items()
@@ -191,6 +193,7 @@ class Snapshot:
                 table.integer("number", 0, max(len(layouts) - 1, 0)),
                 table.integer("bytes"),
                 tuple(table.items("blocks", Block.from_json)),
+                table.integer("schema_crc32c", 0, 2**32 - 1) if "schema_crc32c" in table.value else None,
             )
             if not layouts or layouts[blocks.number].name != name:
                 raise StorageError(f"[file {path}] {name!r:.100} is not the manifest's table {blocks.number}.")
