@@ -24,7 +24,7 @@ constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
 constexpr int64_t kLeastBlocks = 4;     // of a segment
 constexpr int64_t kLeastSegments = 12;  // fewer leave too little to collect
-constexpr int64_t kReserved = 2;        // places for what is collected
+constexpr int64_t kReserved = 2;        // places that only who collects may take; one would do, if all could be read
 constexpr size_t kSpares = kReserved;   // dead files that are kept: for places that are free, so all fit into the size
 constexpr size_t kNamedKeys = 10;       // of those that an error is about
 constexpr int kThreads = 2;             // that fill blocks: two are faster than a disk
@@ -64,6 +64,8 @@ bool all_different(const int64_t* keys, int64_t n) {
   }
   return true;
 }
+
+int64_t blocks_in_round(const BlockLayout& layout) { return std::max<int64_t>(kMoveBytes / layout.block_bytes, 1); }
 
 void keep_first(Status* first, Status other) {
   if (first->ok()) *first = std::move(other);
@@ -143,43 +145,50 @@ Status SsdStore::append(const Source& source, int64_t n, bool collecting) {
   std::vector<size_t> idle;
   for (size_t number = 0; number < count; ++number) idle.push_back(number);
   const AlignedMemory memory(int64_t(count) * most_blocks * layout_.block_bytes);
-  const std::unique_ptr<IoQueue> queue = io_->queue();  // goes before what it uses
+  std::unique_ptr<IoQueue> queue = io_->queue();  // goes before what it uses
   Status status;
   int64_t done = 0;
-  while (true) {
-    if (done < n && status.ok() && !idle.empty()) {
-      Extent extent;
-      {
-        const int64_t left = (n - done + layout_.rows_per_block - 1) / layout_.rows_per_block;
-        std::unique_lock lock(mutex_);
-        // What is under way keeps its segments from being freed: it must be settled before this waits for one.
-        status = give_out(&lock, std::min(left, most_blocks), collecting, idle.size() == count, &extent);
-      }
-      if (extent.blocks > 0) {
+  try {
+    while (true) {
+      if (done < n && status.ok() && !idle.empty()) {
         const size_t number = idle.back();
-        idle.pop_back();
-        extent.first = done;
-        extent.rows = std::min(extent.blocks * layout_.rows_per_block, n - done);
-        done += extent.rows;
-        char* const blocks = memory.get() + int64_t(number) * most_blocks * layout_.block_bytes;
-        fill(source, extent, blocks);
-        requests[number] = {FileCall::write, &extent.segment->file, blocks, extent.blocks * layout_.block_bytes,
-                            extent.first_block * layout_.block_bytes};
-        extents[number] = std::move(extent);
-        queue->ask(&requests[number]);
-        queue->begin();
-        continue;
+        Extent& extent = extents[number];
+        {
+          const int64_t left = (n - done + layout_.rows_per_block - 1) / layout_.rows_per_block;
+          std::unique_lock lock(mutex_);
+          // What is under way keeps its segments from being freed: it must be settled before this waits for one.
+          status = give_out(&lock, std::min(left, most_blocks), collecting, idle.size() == count, &extent);
+        }
+        if (extent.blocks > 0) {
+          idle.pop_back();
+          extent.first = done;
+          extent.rows = std::min(extent.blocks * layout_.rows_per_block, n - done);
+          done += extent.rows;
+          char* const blocks = memory.get() + int64_t(number) * most_blocks * layout_.block_bytes;
+          fill(source, extent, blocks);
+          requests[number] = {FileCall::write, &extent.segment->file, blocks, extent.blocks * layout_.block_bytes,
+                              extent.first_block * layout_.block_bytes};
+          queue->ask(&requests[number]);
+          queue->begin();
+          continue;
+        }
       }
+      const IoRequest* const answered = queue->next();
+      if (answered == nullptr && (done == n || !status.ok())) return status;
+      if (answered == nullptr) continue;
+      const size_t number = size_t(answered - requests.data());
+      Status written = answered->status();
+      keep_first(&status, settle(extents[number], source, written.ok(), collecting, had.data()));
+      keep_first(&status, std::move(written));
+      extents[number] = {};  // a dead one's file may be used again
+      idle.push_back(number);
     }
-    const IoRequest* const answered = queue->next();
-    if (answered == nullptr && (done == n || !status.ok())) return status;
-    if (answered == nullptr) continue;
-    const size_t number = size_t(answered - requests.data());
-    Status written = answered->status();
-    keep_first(&status, settle(extents[number], source, written.ok(), collecting, had.data()));
-    keep_first(&status, std::move(written));
-    extents[number].segment.reset();  // a dead one's file may be used again
-    idle.push_back(number);
+  } catch (...) {
+    // Segments that wait for an answer could never be freed.
+    queue.reset();
+    for (const Extent& extent : extents)
+      if (extent.segment != nullptr) (void)settle(extent, source, false, collecting, had.data());
+    throw;
   }
 }
 
@@ -205,33 +214,69 @@ void SsdStore::fill(const Source& source, const Extent& extent, char* blocks) co
 Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait,
                           Extent* extent) {
   while (true) {
-    if (active_ >= 0 && places_[size_t(active_)]->blocks < segment_blocks_) {
-      Segment& segment = *places_[size_t(active_)];
-      *extent = {uint32_t(active_), places_[size_t(active_)], segment.blocks,
-                 std::min(blocks, segment_blocks_ - segment.blocks)};
-      segment.blocks += extent->blocks;
-      ++segment.under_way;
+    if (const int64_t place = active_[collecting]; place >= 0 && places_[size_t(place)]->blocks < segment_blocks_) {
+      Segment& segment = *places_[size_t(place)];
+      const Blocks next{segment.blocks, std::min(blocks, segment_blocks_ - segment.blocks)};
+      take_blocks(uint32_t(place), next, extent);
+      segment.blocks += next.count;
       return {};
     }
     if (free_places() > (collecting ? 0 : kReserved)) {
-      if (Status status = begin_segment(); !status.ok()) return status;
+      if (Status status = begin_segment(collecting); !status.ok()) return status;
       continue;
     }
+    if (collecting && take_hole(blocks, extent)) return {};
     if (!may_wait) return {};
-    Status status;
-    if (collecting || (!collecting_ && !collect_one(lock, &status))) {
-      if (!status.ok()) return status;
-      return {Code::storage,
-              "[file " + directory_.path() + "] no segment can be freed: " + std::to_string(index_->size()) +
-                  " rows live in files for " + std::to_string(2 * capacity_) + ". Raise Ssd(size=), or erase keys."};
+    if (!collecting && collected_ != nullptr) {
+      freed_.wait(*lock, [this] { return collected_ == nullptr; });
+      continue;
     }
-    if (collecting_) freed_.wait(*lock, [this] { return !collecting_; });
+    if (!collecting) {
+      Status status;
+      if (const int64_t place = choose(); place >= 0 && collect(lock, uint32_t(place), &status)) continue;
+      if (!status.ok()) return status;
+      // Segments that others write to cannot be freed yet. None of them waits for this one: what they have under way is
+      // settled first.
+      if (under_way_ > 0) {
+        freed_.wait(*lock, [this, before = settled_] { return settled_ != before; });
+        continue;
+      }
+    }
+    return {Code::storage,
+            "[file " + directory_.path() + "] no segment can be freed: " + std::to_string(index_->size()) +
+                " rows live in files for " + std::to_string(2 * capacity_) + ". Raise Ssd(size=), or erase keys."};
   }
 }
 
-Status SsdStore::begin_segment() {
+void SsdStore::take_blocks(uint32_t place, Blocks blocks, Extent* extent) {
+  const std::shared_ptr<Segment>& segment = places_[place];
+  // So that an answer needs no memory.
+  segment->holes.reserve(segment->holes.size() + size_t(segment->under_way) + 1);
+  *extent = {place, segment, blocks.first, blocks.count};
+  ++segment->under_way;
+  ++under_way_;
+}
+
+bool SsdStore::take_hole(int64_t blocks, Extent* extent) {
+  for (uint32_t place = 0; place < places_.size(); ++place) {
+    Segment* const segment = places_[place].get();
+    // What is moved within a segment would keep it from being freed.
+    if (segment == nullptr || segment->holes.empty() || segment->stuck || segment == collected_.get()) continue;
+    Blocks& hole = segment->holes.front();
+    const Blocks taken{hole.first, std::min(blocks, hole.count)};
+    take_blocks(place, taken, extent);
+    Blocks& left = segment->holes.front();
+    left = {left.first + taken.count, left.count - taken.count};
+    if (left.count == 0) segment->holes.erase(segment->holes.begin());
+    return true;
+  }
+  return false;
+}
+
+Status SsdStore::begin_segment(bool collecting) {
   auto segment = std::make_shared<Segment>();
   segment->id = next_id_++;
+  segment->need = segment_blocks_;
   {
     std::lock_guard lock(spares_->mutex);
     if (!spares_->files.empty()) {
@@ -244,11 +289,9 @@ Status SsdStore::begin_segment() {
     const std::string path = directory_.path() + "/" + std::to_string(segment->id) + ".seg";
     if (Status status = File::create(path, options_.direct, &segment->file); !status.ok()) return status;
   }
-  const int64_t before = active_;
-  active_ = free_.back();
+  active_[collecting] = free_.back();
   free_.pop_back();
-  places_[size_t(active_)] = std::move(segment);
-  if (before >= 0) drop_if_dead(uint32_t(before));
+  places_[size_t(active_[collecting])] = std::move(segment);
   return {};
 }
 
@@ -256,6 +299,9 @@ Status SsdStore::settle(const Extent& extent, const Source& source, bool written
   std::lock_guard lock(mutex_);
   Segment& segment = *extent.segment;
   --segment.under_way;
+  --under_way_;
+  ++settled_;
+  freed_.notify_all();
   Status status;
   if (written) {
     const uint32_t first = slot_of(extent.place, extent.first_block, 0);
@@ -272,35 +318,54 @@ Status SsdStore::settle(const Extent& extent, const Source& source, bool written
     stats_.written_rows += collecting ? 0 : extent.rows;
     stats_.collected_bytes += collecting ? bytes : 0;
     stats_.collected_rows += collecting ? extent.rows : 0;
+    if (collecting) collected_->need -= extent.blocks;
+  } else {
+    segment.holes.push_back({extent.first_block, extent.blocks});
+    segment.failed = true;
   }
-  segment.failed |= !written;
-  drop_if_dead(extent.place);
+  (void)drop_if_dead(extent.place);
   return status;
 }
 
 void SsdStore::leave(uint32_t slot) {
   const uint32_t place = uint32_t(slot / segment_rows());
-  --places_[place]->live;
-  drop_if_dead(place);
+  // Where its file cannot be removed, who needs the place meets it.
+  if (--places_[place]->live == 0) (void)drop_if_dead(place);
 }
 
-void SsdStore::drop_if_dead(uint32_t place) {
+bool SsdStore::is_written_to(uint32_t place) const {
+  const bool is_active = place == active_[false] || place == active_[true];
+  return places_[place]->under_way > 0 || (is_active && places_[place]->blocks < segment_blocks_);
+}
+
+Status SsdStore::drop_if_dead(uint32_t place) {
   const Segment* const segment = places_[place].get();
-  if (segment == nullptr || segment->live > 0 || segment->under_way > 0 || int64_t(place) == active_) return;
-  drop(place, !segment->failed && !segment->stuck);
+  if (segment == nullptr || segment->live > 0 || is_written_to(place)) return {};
+  // A row written anew could come to lie where who collects has read an old one of its key.
+  if (segment == collected_.get()) return {};
+  return drop(place, !segment->failed && !segment->stuck);
 }
 
-void SsdStore::drop(uint32_t place, bool keep_file) {
+Status SsdStore::drop(uint32_t place, bool keep_file) {
   Segment& segment = *places_[place];
   // A file that cannot be removed keeps its place; the next collection tries again.
   if (keep_file && spares_promised_ < kSpares) {
     segment.spares = spares_;
     ++spares_promised_;
-  } else if (!remove_file(segment.file.path()).ok()) {
-    return;
+  } else if (Status status = remove_file(segment.file.path()); !status.ok()) {
+    return status;
   }
+  for (int64_t& active : active_)
+    if (active == int64_t(place)) active = -1;
   places_[place].reset();
   free_.push_back(place);
+  return {};
+}
+
+int64_t SsdStore::Segment::hole_blocks() const {
+  int64_t blocks = 0;
+  for (const Blocks& hole : holes) blocks += hole.count;
+  return blocks;
 }
 
 SsdStore::Segment::~Segment() {
@@ -491,13 +556,14 @@ std::vector<int64_t> SsdStore::keys() const {
 }
 
 void SsdStore::clear() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  freed_.wait(lock, [this] { return collected_ == nullptr; });
   index_ = std::make_unique<SlotIndex>();
-  active_ = -1;
+  active_[false] = active_[true] = -1;
   for (uint32_t place = 0; place < places_.size(); ++place) {
     if (places_[place] == nullptr) continue;
     places_[place]->live = 0;
-    if (places_[place]->under_way == 0) drop(place, false);
+    if (places_[place]->under_way == 0) (void)drop(place, false);
   }
   std::lock_guard others(spares_->mutex);
   spares_promised_ -= spares_->files.size();
@@ -518,46 +584,77 @@ SsdStats SsdStore::stats() const {
 
 // ---- collecting
 
-int64_t SsdStore::choose() const {
-  int64_t chosen = -1;
-  for (size_t place = 0; place < places_.size(); ++place) {
-    const Segment* segment = places_[place].get();
-    if (segment == nullptr || int64_t(place) == active_ || segment->under_way > 0 || segment->stuck) continue;
-    if (chosen < 0 || segment->live < places_[size_t(chosen)]->live) chosen = int64_t(place);
-  }
-  // One that is full frees nothing.
-  return chosen >= 0 && places_[size_t(chosen)]->live < segment_rows() ? chosen : -1;
+// However many writes fail, and whichever: once they do not, a store that has no more rows than it takes, all of which can
+// be read, can be written to. Let B be the blocks of a segment, and room() those that collecting may write to: of free
+// places, behind the end of its active segment, and in holes. Then, whenever nothing is being collected,
+//
+//   room() >= B, or the segment whose collecting began last and did not end has need_of() <= room() without its own holes.
+//
+// - Writers take neither the collector's active segment nor a hole, and a free place only if kReserved stay: room() >= B.
+// - Collecting begins only where need_of() <= room(), both without that segment's holes. A write of it that is answered
+//   takes as much from the one as from the other: a round writes full blocks but for its last, so rows whose write failed
+//   need no more blocks the next time than they did. One that fails gives its blocks back as holes, and takes nothing.
+//   So it stays true until collecting ends; then a place is free, and room() >= B.
+// - A segment that dies, or whose file cannot be removed, lessens neither.
+//
+// In either case there is one that choose() may take. And as long as a writer waits, some segment needs less than B: all
+// but the reserved places and the collector's active one share rows for half of the places, so the emptiest of them is at
+// most two thirds full even if there are but kLeastSegments. So each that is collected leaves a block more behind the end and in
+// free places, until one of these is left for the writer.
+int64_t SsdStore::room() const {
+  int64_t blocks = free_places() * segment_blocks_;
+  if (active_[true] >= 0) blocks += segment_blocks_ - places_[size_t(active_[true])]->blocks;
+  for (const auto& segment : places_) blocks += segment == nullptr || segment->stuck ? 0 : segment->hole_blocks();
+  return blocks;
 }
 
-bool SsdStore::collect_one(std::unique_lock<std::mutex>* lock, Status* status) {
-  const int64_t place = choose();
-  if (place < 0) return false;
-  const std::shared_ptr<Segment> segment = places_[size_t(place)];
-  collecting_ = true;
-  lock->unlock();
+int64_t SsdStore::need_of(const Segment& segment) const {
+  // Each round of move_rows() may leave its last block almost empty.
+  const int64_t in_block = layout_.rows_per_block, in_round = blocks_in_round(layout_);
+  const int64_t rounds = (segment.blocks + in_round - 1) / in_round;
+  return std::min({segment.need, segment.live, (segment.live + rounds * (in_block - 1)) / in_block});
+}
+
+int64_t SsdStore::choose() const {
+  const int64_t room = this->room();
+  int64_t chosen = -1;
+  for (uint32_t place = 0; place < places_.size(); ++place) {
+    const Segment* const segment = places_[place].get();
+    if (segment == nullptr || is_written_to(place) || segment->stuck) continue;
+    const int64_t need = need_of(*segment);
+    if (need >= segment_blocks_ || need > room - segment->hole_blocks()) continue;
+    if (chosen < 0 || segment->live < places_[size_t(chosen)]->live) chosen = place;
+  }
+  return chosen;
+}
+
+bool SsdStore::collect(std::unique_lock<std::mutex>* lock, uint32_t place, Status* status) {
+  const std::shared_ptr<Segment> segment = places_[place];
+  segment->need = need_of(*segment);
+  collected_ = segment;
   Status moved;
-  try {
-    moved = move_rows(uint32_t(place), segment);
-  } catch (const std::bad_alloc&) {
-    moved = out_of_memory();
+  if (segment->live > 0) {
+    lock->unlock();
+    try {
+      moved = move_rows(place, segment);
+    } catch (const std::bad_alloc&) {
+      moved = out_of_memory();
+    }
+    lock->lock();
   }
-  lock->lock();
-  collecting_ = false;
-  if (places_[size_t(place)] == segment) drop_if_dead(uint32_t(place));
-  const bool freed = places_[size_t(place)] != segment;
+  collected_ = nullptr;
+  if (places_[place] == segment) keep_first(&moved, drop_if_dead(place));
+  const bool freed = places_[place] != segment;
   // What is left could not be read. Others still can be, so the file stays, and nobody tries it again.
-  if (!freed && moved.ok()) {
-    segment->stuck = segment->live > 0;
-    moved = segment->stuck ? Status() : remove_file(segment->file.path());
-  }
+  segment->stuck = !freed && moved.ok();
   keep_first(status, std::move(moved));
   freed_.notify_all();
-  return freed || (status->ok() && segment->stuck);
+  return freed || segment->stuck;
 }
 
 Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segment) {
   const int64_t in_request = std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1);
-  const int64_t in_round = std::max<int64_t>(kMoveBytes / layout_.block_bytes, 1);
+  const int64_t in_round = blocks_in_round(layout_);
   AlignedMemory memory(std::min(in_round, segment->blocks) * layout_.block_bytes);
   for (int64_t first = 0; first < segment->blocks; first += in_round) {
     const int64_t blocks = std::min(in_round, segment->blocks - first);
@@ -606,7 +703,7 @@ void SsdStore::collect_in_background() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
     const bool scarce = 4 * free_places() < int64_t(places_.size());
-    const int64_t place = scarce && !collecting_ ? choose() : -1;
+    const int64_t place = scarce && collected_ == nullptr ? choose() : -1;
     // Where half of a segment lives, moving it costs what it frees.
     if (place < 0 || 2 * places_[size_t(place)]->live > segment_rows()) {
       wake_.wait_for(lock, std::chrono::milliseconds(100));
@@ -614,7 +711,7 @@ void SsdStore::collect_in_background() {
     }
     const int64_t bytes = places_[size_t(place)]->blocks * layout_.block_bytes;
     Status ignored;  // a writer that needs the place meets it
-    collect_one(&lock, &ignored);
+    collect(&lock, uint32_t(place), &ignored);
     const auto rest = std::chrono::milliseconds(1000 * bytes / options_.collect_bytes_per_second);
     wake_.wait_for(lock, rest, [this] { return ends_; });
   }

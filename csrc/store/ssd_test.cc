@@ -245,6 +245,40 @@ void of_many_requests_those_that_fail_change_nothing() {
   }
 }
 
+void a_full_store_goes_on_once_calls_do_not_fail_any_more() {
+  constexpr FileCall kCalls[] = {FileCall::write, FileCall::write, FileCall::write, FileCall::remove, FileCall::open};
+  constexpr size_t kSome[] = {1, 5, 40, 200};
+  for (int seed = 0; seed < 8; ++seed) {
+    // As few segments as there can be, and many.
+    Kept kept(256, seed % 4 < 2 ? int64_t{12 * 4 * 4096} : int64_t{2} << 20, seed % 2 == 0);
+    const int64_t rows = kept.store->capacity();
+    std::mt19937_64 random(static_cast<uint64_t>(seed));
+    std::vector<int64_t> keys = range(0, rows);
+    CHECK(kept.write(keys, 0).ok());
+    for (int64_t version = 1; version < 1000; ++version) {
+      std::shuffle(keys.begin(), keys.end(), random);
+      const std::vector<int64_t> some(keys.begin(), keys.begin() + int64_t(kSome[random() % std::size(kSome)]));
+      if (random() % 2 == 0) {
+        Faults::instance().inject({kCalls[random() % std::size(kCalls)], ".seg", random() % 2 == 0 ? ENOSPC : EIO,
+                                   int64_t(random() % 3), int64_t(1 + random() % 2)});
+      }
+      (void)kept.write(some, version);
+      Faults::instance().clear();
+      // Now and then it is seen to, so that what is left of one failure is there at the next.
+      if (version % 100 != 0) continue;
+      const Status status = kept.write(some, version);
+      CHECK(status.ok(), seed, version, status.message());
+    }
+    for (int64_t version = 1000; version < 1100; ++version) {
+      std::shuffle(keys.begin(), keys.end(), random);
+      const Status status = kept.write({keys.begin(), keys.begin() + 100}, version);
+      CHECK(status.ok(), seed, version, status.message());
+    }
+    CHECK(kept.write(keys, 1100).ok());
+    kept.check_all(rows);
+  }
+}
+
 void files_of_dead_segments_are_written_to_again() {
   Kept kept(256, int64_t{64} << 20);
   for (int64_t version = 0; version < 30; ++version)
@@ -474,6 +508,7 @@ int main() {
   shoal::a_full_disk_loses_nothing();
   shoal::a_key_that_comes_twice_changes_nothing();
   shoal::of_many_requests_those_that_fail_change_nothing();
+  shoal::a_full_store_goes_on_once_calls_do_not_fail_any_more();
   shoal::files_of_dead_segments_are_written_to_again();
   shoal::a_file_that_cannot_be_made_loses_nothing();
   shoal::a_read_that_fails_can_be_made_again();
