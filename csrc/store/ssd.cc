@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <new>
+#include <utility>
 
 #include "base/hash.h"
 #include "base/memory.h"
@@ -213,6 +215,7 @@ void SsdStore::fill(const Source& source, const Extent& extent, char* blocks) co
 
 Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait,
                           Extent* extent) {
+  bool retried = false;
   while (true) {
     if (const int64_t place = active_[collecting]; place >= 0 && places_[size_t(place)]->blocks < segment_blocks_) {
       Segment& segment = *places_[size_t(place)];
@@ -242,9 +245,8 @@ Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bo
         continue;
       }
     }
-    return {Code::storage,
-            "[file " + directory_.path() + "] no segment can be freed: " + std::to_string(index_->size()) +
-                " rows live in files for " + std::to_string(2 * capacity_) + ". Raise Ssd(size=), or erase keys."};
+    // A disk may have been away for a while only.
+    if (collecting || std::exchange(retried, true) || !retry_stuck()) return nothing_freed();
   }
 }
 
@@ -372,6 +374,29 @@ SsdStore::Segment::~Segment() {
   if (spares == nullptr) return;
   std::lock_guard lock(spares->mutex);
   spares->files.push_back(std::move(file));
+}
+
+bool SsdStore::retry_stuck() {
+  bool any = false;
+  for (const auto& segment : places_)
+    if (segment != nullptr) any |= std::exchange(segment->stuck, false);
+  return any;
+}
+
+Status SsdStore::nothing_freed() const {
+  int64_t stuck = 0;
+  std::string path;
+  for (const auto& segment : places_) {
+    if (segment == nullptr || !segment->stuck) continue;
+    ++stuck;
+    path = segment->file.path();
+  }
+  std::string message = "[file " + directory_.path() + "] no segment can be freed: " + std::to_string(index_->size()) +
+                        " rows live in files for " + std::to_string(2 * capacity_);
+  if (stuck == 0) return {Code::storage, message + ". Raise Ssd(size=), or erase keys."};
+  return {Code::storage, message + ", and " + std::to_string(stuck) + " of these, as " + path +
+                             ", have rows that cannot be read. Look at the disk's health; `erase` the keys that reads "
+                             "name as lost, or restore the table from a checkpoint."};
 }
 
 // ---- reading
@@ -645,7 +670,7 @@ bool SsdStore::collect(std::unique_lock<std::mutex>* lock, uint32_t place, Statu
   collected_ = nullptr;
   if (places_[place] == segment) keep_first(&moved, drop_if_dead(place));
   const bool freed = places_[place] != segment;
-  // What is left could not be read. Others still can be, so the file stays, and nobody tries it again.
+  // What is left could not be read. Others still can be, so the file stays, and is left alone while others can be freed.
   segment->stuck = !freed && moved.ok();
   keep_first(status, std::move(moved));
   freed_.notify_all();
@@ -656,6 +681,7 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
   const int64_t in_request = std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1);
   const int64_t in_round = blocks_in_round(layout_);
   AlignedMemory memory(std::min(in_round, segment->blocks) * layout_.block_bytes);
+  bool gave_up = false;
   for (int64_t first = 0; first < segment->blocks; first += in_round) {
     const int64_t blocks = std::min(in_round, segment->blocks - first);
     std::vector<IoRequest> requests;
@@ -664,11 +690,13 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
                           std::min(in_request, blocks - at) * layout_.block_bytes, (first + at) * layout_.block_bytes});
     }
     io_->run(&requests);
+    std::vector<IoRequest> single;
+    for (const IoRequest& request : requests) gave_up = gave_up || (request.moved < 0 && !read_each(request, &single));
+    requests.insert(requests.end(), single.begin(), single.end());
     std::vector<int64_t> keys;
     std::vector<const char*> rows;
     std::vector<uint32_t> from;
     for (const IoRequest& request : requests) {
-      if (request.moved < 0) return request.status();
       // A write that failed may have left the file short: what is behind its end was never a row.
       for (int64_t at = 0; at + layout_.block_bytes <= request.moved; at += layout_.block_bytes) {
         const char* const block = request.memory + at;
@@ -697,6 +725,21 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
       return status;
   }
   return {};
+}
+
+bool SsdStore::read_each(const IoRequest& failed, std::vector<IoRequest>* read) const {
+  for (int64_t at = 0; at < failed.bytes;) {
+    std::vector<IoRequest> some;
+    for (; at < failed.bytes && some.size() < size_t(io_->depth()); at += layout_.block_bytes) {
+      some.push_back({FileCall::read, failed.file, failed.memory + at, layout_.block_bytes, failed.offset + at});
+    }
+    io_->run(&some);
+    const size_t before = read->size();
+    std::copy_if(some.begin(), some.end(), std::back_inserter(*read), [](const auto& one) { return one.moved >= 0; });
+    // Where all fail the next ones will, and a disk may take a second for each.
+    if (read->size() == before) return false;
+  }
+  return true;
 }
 
 void SsdStore::collect_in_background() {

@@ -172,6 +172,11 @@ class SsdStore {
   // Frees a segment, whose place others may take; false where it could not be.
   bool collect(std::unique_lock<std::mutex>* lock, uint32_t place, Status* status);
   Status move_rows(uint32_t place, const std::shared_ptr<Segment>& segment);
+  // The blocks of a request that failed, each by itself, as far as they can be read; false where it gave up.
+  bool read_each(const IoRequest& failed, std::vector<IoRequest>* read) const;
+  // Has stuck segments tried again; false where there are none.
+  bool retry_stuck();
+  Status nothing_freed() const;
   void collect_in_background();
   int64_t free_places() const { return int64_t(free_.size()); }
   // `lost`: the keys that were asked for and are on it.

@@ -454,6 +454,88 @@ void a_damaged_segment_is_not_collected_away() {
   CHECK(kept.check(range(0, rows), &status) == rows - in_block && !status.ok());
 }
 
+void a_segment_that_cannot_be_read_stops_no_other() {
+  Kept kept(256, int64_t{8} << 20, false);
+  const int64_t rows = kept.store->capacity() * 9 / 10;
+  CHECK(kept.write(range(0, rows), 0).ok());
+  Faults::instance().inject({FileCall::read, "/4.seg", EIO, 0, int64_t{1} << 40});
+  std::vector<int64_t> others, lost;
+  for (const int64_t key : range(0, rows)) {
+    Status status;
+    (kept.check({key}, &status) == 1 ? others : lost).push_back(key);
+  }
+  CHECK(lost.size() > 100, lost.size());
+  // Five rows stay on it.
+  kept.erase({lost.begin() + 5, lost.end()});
+  lost.resize(5);
+  std::mt19937_64 random(3);
+  for (int64_t version = 1; version < 200; ++version) {
+    std::shuffle(others.begin(), others.end(), random);
+    const Status status = kept.write({others.begin(), others.begin() + 300}, version);
+    CHECK(status.ok(), version, status.message());
+  }
+  CHECK(kept.check(others) == int64_t(others.size()));
+  CHECK(fs::exists(folder() + "/store/4.seg"));
+  kept.erase(lost);
+  CHECK(!fs::exists(folder() + "/store/4.seg"));
+  Faults::instance().clear();
+}
+
+void a_block_that_cannot_be_read_keeps_no_other_from_being_collected() {
+  Kept kept(256, int64_t{8} << 20, false);
+  const int64_t rows = kept.store->capacity();
+  std::vector<int64_t> keys = range(0, rows);
+  CHECK(kept.write(keys, 0).ok());
+  // Requests of many blocks fail, and of those that are then read one by one the first.
+  Faults::instance().inject({FileCall::read, "/4.seg", EIO, 0, 2});
+  std::vector<int64_t> others;  // but those of the fourth file, of which there is one request
+  const int64_t in_segment = rows / 32;
+  for (const int64_t key : keys)
+    if (key < 3 * in_segment || key >= 4 * in_segment) others.push_back(key);
+  // They are garbage, but for one row of each block, so it is collected next.
+  std::vector<int64_t> garbage;
+  for (int64_t key = 3 * in_segment; key < 4 * in_segment; ++key)
+    if (key % 15 != 0) garbage.push_back(key);
+  kept.erase(garbage);
+  std::mt19937_64 random(3);
+  for (int64_t version = 1; version < 60; ++version) {
+    std::shuffle(others.begin(), others.end(), random);
+    CHECK(kept.write({others.begin(), others.begin() + 300}, version).ok(), version);
+  }
+  CHECK(fs::exists(folder() + "/store/4.seg"));
+  Faults::instance().clear();
+  // What is left of it is one block, with one row.
+  fs::resize_file(folder() + "/store/4.seg", 0);
+  std::vector<int64_t> left;
+  for (int64_t key = 3 * in_segment; key < 4 * in_segment; key += 15) left.push_back(key);
+  Status status;
+  CHECK(kept.check(left, &status) == int64_t(left.size()) - 1);
+}
+
+void a_disk_that_cannot_be_read_for_a_while_is_read_again() {
+  Kept kept(256, int64_t{2} << 20, true);
+  const int64_t rows = kept.store->capacity();
+  std::vector<int64_t> keys = range(0, rows);
+  CHECK(kept.write(keys, 0).ok());
+  std::mt19937_64 random(3);
+  Faults::instance().inject({FileCall::read, ".seg", EIO, 0, int64_t{1} << 40});
+  Status status;
+  for (int64_t version = 1; version < 200 && status.ok(); ++version) {
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 200}, version);
+  }
+  CHECK(status.code() == Code::storage && status.message().find("have rows that cannot be read") != std::string::npos,
+        status.message());
+  Faults::instance().clear();
+  for (int64_t version = 200; version < 300; ++version) {
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 200}, version);
+    CHECK(status.ok(), version, status.message());
+  }
+  CHECK(kept.write(keys, 300).ok());
+  kept.check_all(rows);
+}
+
 void one_key_over_and_over_needs_no_more_than_its_segment() {
   Kept kept(5000, int64_t{1} << 20);
   for (int64_t version = 0; version < 2000; ++version) CHECK(kept.write({7}, version).ok());
@@ -516,6 +598,9 @@ int main() {
   shoal::a_flipped_bit_is_seen_and_costs_no_other_block();
   shoal::a_cut_file_is_seen();
   shoal::a_damaged_segment_is_not_collected_away();
+  shoal::a_segment_that_cannot_be_read_stops_no_other();
+  shoal::a_block_that_cannot_be_read_keeps_no_other_from_being_collected();
+  shoal::a_disk_that_cannot_be_read_for_a_while_is_read_again();
   shoal::one_key_over_and_over_needs_no_more_than_its_segment();
   shoal::a_store_that_is_too_small_says_what_it_needs();
   shoal::threads_that_read_and_write_see_whole_rows();
