@@ -1,6 +1,7 @@
 #include "store/ssd.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -68,6 +69,12 @@ bool all_different(const int64_t* keys, int64_t n) {
 }
 
 int64_t blocks_in_round(const BlockLayout& layout) { return std::max<int64_t>(kMoveBytes / layout.block_bytes, 1); }
+
+// Whether a request failed since the system had nothing to make it with: the disk was not asked.
+bool was_not_made(const IoRequest& answered) {
+  return answered.moved == -ENOMEM || answered.moved == -EMFILE || answered.moved == -ENFILE ||
+         answered.moved == -EAGAIN;
+}
 
 void keep_first(Status* first, Status other) {
   if (first->ok()) *first = std::move(other);
@@ -523,12 +530,13 @@ void SsdStore::ask(Reading* reading, Block* block) const {
 
 Status SsdStore::take(Reading* reading, const Block& block) const {
   const IoRequest& answered = block.request;
-  if (Status status = answered.status(); !status.ok()) return status;
+  if (was_not_made(answered)) return answered.status();
   const Read& read = *reading->read;
-  const int64_t number = answered.offset / layout_.block_bytes;
   const Segment& segment = *reading->held[size_t(reading->wanted[block.begin].slot / segment_rows())];
-  const int64_t there = layout_.rows_of(answered.memory, segment.id, uint64_t(number));
-  reading->damages += there < 0;
+  const int64_t number = answered.offset / layout_.block_bytes;
+  const bool is_whole = answered.moved == answered.bytes;
+  const int64_t there = is_whole ? layout_.rows_of(answered.memory, segment.id, uint64_t(number)) : -1;
+  reading->damages += answered.moved >= 0 && there < 0;
   std::vector<int64_t> lost;
   for (size_t i = block.begin; i < block.end; ++i) {
     const auto [slot, to] = reading->wanted[i];
@@ -540,20 +548,31 @@ Status SsdStore::take(Reading* reading, const Block& block) const {
     std::memcpy(read.rows + to * layout_.row_bytes, layout_.row(answered.memory, row), size_t(layout_.row_bytes));
     read.found[to] = true;
   }
-  return lost.empty() ? Status() : damaged(segment, number, lost);
+  return lost.empty() ? Status() : cannot_be_read(answered, lost);
 }
 
-Status SsdStore::damaged(const Segment& segment, int64_t block, const std::vector<int64_t>& lost) const {
+Status SsdStore::cannot_be_read(const IoRequest& answered, const std::vector<int64_t>& lost) {
+  const std::string at = std::to_string(answered.offset);
+  const std::string reading = "reading " + std::to_string(answered.bytes) + " bytes at " + at;
+  std::string what = "the block at " + at + " is not what was written there: its checksum does not fit.";
+  std::string then = "They are lost, others are not. ", health = "look at the disk's health.";
+  if (answered.moved < 0) {
+    const int error = int(-answered.moved);
+    what = reading + " failed: " + std::strerror(error) + " (errno " + std::to_string(error) + ").";
+    then = "Others are not concerned. Try again, if the disk may have been away for a moment; else ";
+  } else if (answered.moved < answered.bytes) {
+    what = reading + ": only " + std::to_string(answered.moved) + " are there. The file was cut.";
+    health = "let nothing else write to that directory.";
+  }
   std::string keys;
   for (size_t i = 0; i < std::min(lost.size(), kNamedKeys); ++i) keys += (i == 0 ? "" : ", ") + std::to_string(lost[i]);
   if (lost.size() > kNamedKeys) keys += " and " + std::to_string(lost.size() - kNamedKeys) + " more";
-  return {Code::storage,
-          "[file " + segment.file.path() + "] the block at " + std::to_string(block * layout_.block_bytes) +
-              " is not what was written there: its checksum does not fit. Of what was asked for, it had "
-              "the rows of " +
-              std::to_string(lost.size()) + (lost.size() == 1 ? " key: " : " keys: ") + keys +
-              ". They are lost, others are not. `erase` these keys, which reads nothing (`assign` would), "
-              "or restore the table from a checkpoint, and look at the disk's health."};
+  return {Code::storage, "[file " + answered.file->path() + "] " + what +
+                             " Of what was asked for, it had the rows of " + std::to_string(lost.size()) +
+                             (lost.size() == 1 ? " key: " : " keys: ") + keys + ". " + then +
+                             "`erase` these keys, which reads nothing (`assign` would), or restore the table from a "
+                             "checkpoint, and " +
+                             health};
 }
 
 void SsdStore::contains(const int64_t* keys, bool* found, int64_t n) const {
@@ -690,6 +709,8 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
                           std::min(in_request, blocks - at) * layout_.block_bytes, (first + at) * layout_.block_bytes});
     }
     io_->run(&requests);
+    for (const IoRequest& request : requests)
+      if (was_not_made(request)) return request.status();
     std::vector<IoRequest> single;
     for (const IoRequest& request : requests) gave_up = gave_up || (request.moved < 0 && !read_each(request, &single));
     requests.insert(requests.end(), single.begin(), single.end());

@@ -179,8 +179,8 @@ class SsdStore {
   Status nothing_freed() const;
   void collect_in_background();
   int64_t free_places() const { return int64_t(free_.size()); }
-  // `lost`: the keys that were asked for and are on it.
-  Status damaged(const Segment& segment, int64_t block, const std::vector<int64_t>& lost) const;
+  // Of a read that did not bring what was written there. `lost`: the keys that were asked for and are on it.
+  static Status cannot_be_read(const IoRequest& answered, const std::vector<int64_t>& lost);
 
   const SsdOptions options_;
   const BlockLayout layout_;

@@ -349,9 +349,37 @@ void a_read_that_fails_can_be_made_again() {
   Status status;
   const int64_t found = kept.check(range(0, 300), &status);
   CHECK(status.code() == Code::storage && status.message().find("Input/output error") != std::string::npos);
+  CHECK(status.message().find(" had the rows of 15 keys: ") != std::string::npos &&
+            status.message().find("`erase` these keys") != std::string::npos &&
+            status.message().find("Ssd(path=)") == std::string::npos,
+        status.message());
+  CHECK(kept.store->stats().damaged == 0);
   CHECK(found < 300 && found >= 300 - 2 * 15, found);  // but for those of one block
   Faults::instance().clear();
   kept.check_all(300);
+}
+
+void what_the_system_has_no_means_for_is_not_lost() {
+  Kept kept(256, int64_t{2} << 20);
+  const int64_t rows = kept.store->capacity();
+  CHECK(kept.write(range(0, rows), 0).ok());
+  Faults::instance().inject({FileCall::read, ".seg", EMFILE, 0, int64_t{1} << 40});
+  Status status;
+  CHECK(kept.check({1, 2, 3}, &status) == 0);
+  CHECK(status.message().find("ulimit -n") != std::string::npos && status.message().find("erase") == std::string::npos,
+        status.message());
+  std::mt19937_64 random(3);
+  std::vector<int64_t> keys = range(0, rows);
+  status = {};
+  for (int64_t version = 1; status.ok(); ++version) {  // until one is to be collected
+    CHECK(version < 1000);
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 300}, version);
+  }
+  CHECK(status.message().find("ulimit -n") != std::string::npos, status.message());
+  Faults::instance().clear();
+  CHECK(kept.write(range(0, rows), 1000).ok());
+  kept.check_all(rows);
 }
 
 void flip(const std::string& path, int64_t at) {
@@ -430,7 +458,15 @@ void a_cut_file_is_seen() {
   fs::resize_file(kept.files().at(0), 4096);
   Status status;
   CHECK(kept.check(range(0, 300), &status) == 15);
-  CHECK(status.message().find("The file was cut") != std::string::npos, status.message());
+  CHECK(status.message().find("The file was cut. Of what was asked for, it had the rows of 15 keys: ") !=
+            std::string::npos,
+        status.message());
+  // So that those who are told can go on without them.
+  CHECK(kept.check({3, 40}, &status) == 1);
+  CHECK(status.message().find("1 key: 40. They are lost, others are not. `erase` these keys") != std::string::npos,
+        status.message());
+  kept.erase(range(15, 300));
+  kept.check_all(300);
 }
 
 void a_damaged_segment_is_not_collected_away() {
@@ -594,6 +630,7 @@ int main() {
   shoal::files_of_dead_segments_are_written_to_again();
   shoal::a_file_that_cannot_be_made_loses_nothing();
   shoal::a_read_that_fails_can_be_made_again();
+  shoal::what_the_system_has_no_means_for_is_not_lost();
   shoal::several_stores_are_read_at_a_time_and_a_failure_is_its_own_store_s();
   shoal::a_flipped_bit_is_seen_and_costs_no_other_block();
   shoal::a_cut_file_is_seen();

@@ -52,8 +52,9 @@ def test_a_read_that_fails_says_which_file_and_can_be_made_again(storage):
     keys = torch.arange(1000)
     storage.write(keys, rows_of(keys))
     _native.inject_fault(_native.FileCall.read, ".seg", errno.EIO)
-    with pytest.raises(StorageError, match=r"\.seg\] reading 4096 bytes at \d+ failed: Input/output error"):
+    with pytest.raises(StorageError, match=r"\.seg\] reading 4096 bytes at \d+ failed: Input/output error") as raised:
         storage.read(keys)
+    assert re.search(r"the rows of \d+ keys: \d+, .* Try again, .* `erase` these keys", str(raised.value))
     assert torch.equal(storage.read(keys)[0], rows_of(keys))
 
 
