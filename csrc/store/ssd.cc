@@ -1,9 +1,11 @@
 #include "store/ssd.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <iterator>
 #include <new>
@@ -441,9 +443,26 @@ void SsdStore::read_together(std::vector<Read>* reads) {
     if (!reads->empty()) read_here(reads->data(), reads->size());
     return;
   }
+  std::atomic<size_t> next{0};
+  // An exception that leaves a thread ends the process.
+  const auto take_reads = [reads, &next]() noexcept {
+    for (size_t i = next++; i < reads->size(); i = next++) {
+      Read& read = (*reads)[i];
+      try {
+        read_here(&read, 1);
+      } catch (const std::exception&) {  // no memory, or no thread to read in
+        read.status = out_of_memory();
+      }
+    }
+  };
   std::vector<std::thread> others;
-  for (size_t i = 1; i < reads->size(); ++i) others.emplace_back([reads, i] { read_here(&(*reads)[i], 1); });
-  read_here(reads->data(), 1);
+  try {
+    others.reserve(reads->size() - 1);
+    while (others.size() + 1 < reads->size()) others.emplace_back(take_reads);
+  } catch (const std::exception&) {
+    // Those that could be made, and this one, read it all.
+  }
+  take_reads();
   for (std::thread& other : others) other.join();
 }
 

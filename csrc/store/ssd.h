@@ -67,7 +67,7 @@ class SsdStore {
   // found[i]: whether key i has a row, which is then at rows + i * row_bytes. Where a block cannot be read or is damaged
   // the rows on it are not found, the others are, and the error names it.
   Status read(const int64_t* keys, char* rows, bool* found, int64_t n);
-  // The same from several stores at a time.
+  // The same from several stores at a time. What there is no memory or thread for is in the status of each.
   struct Read {
     SsdStore* store;
     const int64_t* keys;
