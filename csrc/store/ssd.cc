@@ -635,13 +635,34 @@ void SsdStore::clear() {
 }
 
 SsdStats SsdStore::stats() const {
-  std::lock_guard lock(mutex_);
-  SsdStats stats = stats_;
-  stats.rows = index_->size();
-  stats.capacity = capacity_;
-  stats.index_bytes = index_->bytes();
-  for (const auto& segment : places_)
-    stats.file_bytes += segment == nullptr ? 0 : segment->blocks * layout_.block_bytes;
+  SsdStats stats;
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::vector<Blocks>> holes;
+  {
+    std::lock_guard lock(mutex_);
+    stats = stats_;
+    stats.rows = index_->size();
+    stats.capacity = capacity_;
+    stats.index_bytes = index_->bytes();
+    for (const auto& segment : places_) {
+      if (segment == nullptr) continue;
+      segments.push_back(segment);
+      holes.push_back(segment->holes);
+    }
+  }
+  const auto size_of = [](const File& file) {
+    int64_t bytes = 0;
+    return file.size(&bytes).ok() ? bytes : 0;
+  };
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const int64_t bytes = size_of(segments[i]->file);
+    stats.file_bytes += bytes;
+    // A write that failed has left nothing, where a later one made the file longer.
+    for (const auto [first, count] : holes[i])
+      stats.file_bytes -= std::clamp<int64_t>(bytes - first * layout_.block_bytes, 0, count * layout_.block_bytes);
+  }
+  std::lock_guard lock(spares_->mutex);
+  for (const File& file : spares_->files) stats.file_bytes += size_of(file);
   return stats;
 }
 

@@ -25,7 +25,7 @@ namespace shoal {
 struct SsdStats {
   int64_t rows = 0;
   int64_t capacity = 0;     // rows
-  int64_t file_bytes = 0;   // of segments that there are
+  int64_t file_bytes = 0;   // that its files have
   int64_t index_bytes = 0;  // of memory
   int64_t reads = 0;        // blocks
   int64_t read_bytes = 0;

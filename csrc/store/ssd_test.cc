@@ -202,6 +202,34 @@ void a_full_disk_loses_nothing() {
   kept.check_all(3000);
 }
 
+void its_bytes_are_those_of_its_files() {
+  Kept kept(256, int64_t{8} << 20, false);
+  const auto check = [&] {
+    int64_t bytes = 0;
+    for (const std::string& file : kept.files()) bytes += int64_t(fs::file_size(file));
+    CHECK(kept.store->stats().file_bytes == bytes, kept.store->stats().file_bytes, bytes);
+    return bytes;
+  };
+  CHECK(check() == 0);
+  // One that failed has written nothing.
+  Faults::instance().inject({FileCall::write, ".seg", ENOSPC, 0, int64_t{1} << 40});
+  CHECK(!kept.write(range(0, 3000), 1).ok());
+  CHECK(check() == 0);
+  Faults::instance().clear();
+  CHECK(kept.write({1}, 1).ok());
+  Faults::instance().inject({FileCall::write, ".seg", ENOSPC, 0, 1});
+  CHECK(!kept.write({2}, 1).ok());
+  CHECK(kept.write({3}, 1).ok() && fs::file_size(kept.files().at(0)) == 3 * 4096);
+  CHECK(kept.store->stats().file_bytes == 2 * 4096);
+  kept.store->clear();
+  for (int64_t version = 1; version < 20; ++version) {
+    CHECK(kept.write(range(0, 3000), version).ok());
+    CHECK(check() > 0);  // with files of dead segments that were kept
+  }
+  kept.store->clear();
+  CHECK(check() == 0);
+}
+
 void a_key_that_comes_twice_changes_nothing() {
   Kept kept(256, int64_t{64} << 20);
   CHECK(kept.write(range(0, 100), 1).ok());
@@ -624,6 +652,7 @@ int main() {
   shoal::a_row_takes_24_bytes_of_memory_at_most();
   shoal::what_is_cleared_or_closed_leaves_nothing_behind();
   shoal::a_full_disk_loses_nothing();
+  shoal::its_bytes_are_those_of_its_files();
   shoal::a_key_that_comes_twice_changes_nothing();
   shoal::of_many_requests_those_that_fail_change_nothing();
   shoal::a_full_store_goes_on_once_calls_do_not_fail_any_more();
