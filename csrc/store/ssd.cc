@@ -1,10 +1,15 @@
 #include "store/ssd.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
+#include <iterator>
 #include <new>
+#include <utility>
 
 #include "base/hash.h"
 #include "base/memory.h"
@@ -24,7 +29,7 @@ constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
 constexpr int64_t kLeastBlocks = 4;     // of a segment
 constexpr int64_t kLeastSegments = 12;  // fewer leave too little to collect
-constexpr int64_t kReserved = 2;        // places for what is collected
+constexpr int64_t kReserved = 2;        // places that only who collects may take; one would do, if all could be read
 constexpr size_t kSpares = kReserved;   // dead files that are kept: for places that are free, so all fit into the size
 constexpr size_t kNamedKeys = 10;       // of those that an error is about
 constexpr int kThreads = 2;             // that fill blocks: two are faster than a disk
@@ -63,6 +68,14 @@ bool all_different(const int64_t* keys, int64_t n) {
     set.get()[at] = uint32_t(i);
   }
   return true;
+}
+
+int64_t blocks_in_round(const BlockLayout& layout) { return std::max<int64_t>(kMoveBytes / layout.block_bytes, 1); }
+
+// Whether a request failed since the system had nothing to make it with: the disk was not asked.
+bool was_not_made(const IoRequest& answered) {
+  return answered.moved == -ENOMEM || answered.moved == -EMFILE || answered.moved == -ENFILE ||
+         answered.moved == -EAGAIN;
 }
 
 void keep_first(Status* first, Status other) {
@@ -143,43 +156,50 @@ Status SsdStore::append(const Source& source, int64_t n, bool collecting) {
   std::vector<size_t> idle;
   for (size_t number = 0; number < count; ++number) idle.push_back(number);
   const AlignedMemory memory(int64_t(count) * most_blocks * layout_.block_bytes);
-  const std::unique_ptr<IoQueue> queue = io_->queue();  // goes before what it uses
+  std::unique_ptr<IoQueue> queue = io_->queue();  // goes before what it uses
   Status status;
   int64_t done = 0;
-  while (true) {
-    if (done < n && status.ok() && !idle.empty()) {
-      Extent extent;
-      {
-        const int64_t left = (n - done + layout_.rows_per_block - 1) / layout_.rows_per_block;
-        std::unique_lock lock(mutex_);
-        // What is under way keeps its segments from being freed: it must be settled before this waits for one.
-        status = give_out(&lock, std::min(left, most_blocks), collecting, idle.size() == count, &extent);
-      }
-      if (extent.blocks > 0) {
+  try {
+    while (true) {
+      if (done < n && status.ok() && !idle.empty()) {
         const size_t number = idle.back();
-        idle.pop_back();
-        extent.first = done;
-        extent.rows = std::min(extent.blocks * layout_.rows_per_block, n - done);
-        done += extent.rows;
-        char* const blocks = memory.get() + int64_t(number) * most_blocks * layout_.block_bytes;
-        fill(source, extent, blocks);
-        requests[number] = {FileCall::write, &extent.segment->file, blocks, extent.blocks * layout_.block_bytes,
-                            extent.first_block * layout_.block_bytes};
-        extents[number] = std::move(extent);
-        queue->ask(&requests[number]);
-        queue->begin();
-        continue;
+        Extent& extent = extents[number];
+        {
+          const int64_t left = (n - done + layout_.rows_per_block - 1) / layout_.rows_per_block;
+          std::unique_lock lock(mutex_);
+          // What is under way keeps its segments from being freed: it must be settled before this waits for one.
+          status = give_out(&lock, std::min(left, most_blocks), collecting, idle.size() == count, &extent);
+        }
+        if (extent.blocks > 0) {
+          idle.pop_back();
+          extent.first = done;
+          extent.rows = std::min(extent.blocks * layout_.rows_per_block, n - done);
+          done += extent.rows;
+          char* const blocks = memory.get() + int64_t(number) * most_blocks * layout_.block_bytes;
+          fill(source, extent, blocks);
+          requests[number] = {FileCall::write, &extent.segment->file, blocks, extent.blocks * layout_.block_bytes,
+                              extent.first_block * layout_.block_bytes};
+          queue->ask(&requests[number]);
+          queue->begin();
+          continue;
+        }
       }
+      const IoRequest* const answered = queue->next();
+      if (answered == nullptr && (done == n || !status.ok())) return status;
+      if (answered == nullptr) continue;
+      const size_t number = size_t(answered - requests.data());
+      Status written = answered->status();
+      keep_first(&status, settle(extents[number], source, written.ok(), collecting, had.data()));
+      keep_first(&status, std::move(written));
+      extents[number] = {};  // a dead one's file may be used again
+      idle.push_back(number);
     }
-    const IoRequest* const answered = queue->next();
-    if (answered == nullptr && (done == n || !status.ok())) return status;
-    if (answered == nullptr) continue;
-    const size_t number = size_t(answered - requests.data());
-    Status written = answered->status();
-    keep_first(&status, settle(extents[number], source, written.ok(), collecting, had.data()));
-    keep_first(&status, std::move(written));
-    extents[number].segment.reset();  // a dead one's file may be used again
-    idle.push_back(number);
+  } catch (...) {
+    // Segments that wait for an answer could never be freed.
+    queue.reset();
+    for (const Extent& extent : extents)
+      if (extent.segment != nullptr) (void)settle(extent, source, false, collecting, had.data());
+    throw;
   }
 }
 
@@ -204,34 +224,70 @@ void SsdStore::fill(const Source& source, const Extent& extent, char* blocks) co
 
 Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait,
                           Extent* extent) {
+  bool retried = false;
   while (true) {
-    if (active_ >= 0 && places_[size_t(active_)]->blocks < segment_blocks_) {
-      Segment& segment = *places_[size_t(active_)];
-      *extent = {uint32_t(active_), places_[size_t(active_)], segment.blocks,
-                 std::min(blocks, segment_blocks_ - segment.blocks)};
-      segment.blocks += extent->blocks;
-      ++segment.under_way;
+    if (const int64_t place = active_[collecting]; place >= 0 && places_[size_t(place)]->blocks < segment_blocks_) {
+      Segment& segment = *places_[size_t(place)];
+      const Blocks next{segment.blocks, std::min(blocks, segment_blocks_ - segment.blocks)};
+      take_blocks(uint32_t(place), next, extent);
+      segment.blocks += next.count;
       return {};
     }
     if (free_places() > (collecting ? 0 : kReserved)) {
-      if (Status status = begin_segment(); !status.ok()) return status;
+      if (Status status = begin_segment(collecting); !status.ok()) return status;
       continue;
     }
+    if (collecting && take_hole(blocks, extent)) return {};
     if (!may_wait) return {};
-    Status status;
-    if (collecting || (!collecting_ && !collect_one(lock, &status))) {
-      if (!status.ok()) return status;
-      return {Code::storage,
-              "[file " + directory_.path() + "] no segment can be freed: " + std::to_string(index_->size()) +
-                  " rows live in files for " + std::to_string(2 * capacity_) + ". Raise Ssd(size=), or erase keys."};
+    if (!collecting && collected_ != nullptr) {
+      freed_.wait(*lock, [this] { return collected_ == nullptr; });
+      continue;
     }
-    if (collecting_) freed_.wait(*lock, [this] { return !collecting_; });
+    if (!collecting) {
+      Status status;
+      if (const int64_t place = choose(); place >= 0 && collect(lock, uint32_t(place), &status)) continue;
+      if (!status.ok()) return status;
+      // Segments that others write to cannot be freed yet. None of them waits for this one: what they have under way is
+      // settled first.
+      if (under_way_ > 0) {
+        freed_.wait(*lock, [this, before = settled_] { return settled_ != before; });
+        continue;
+      }
+    }
+    // A disk may have been away for a while only.
+    if (collecting || std::exchange(retried, true) || !retry_stuck()) return nothing_freed();
   }
 }
 
-Status SsdStore::begin_segment() {
+void SsdStore::take_blocks(uint32_t place, Blocks blocks, Extent* extent) {
+  const std::shared_ptr<Segment>& segment = places_[place];
+  // So that an answer needs no memory.
+  segment->holes.reserve(segment->holes.size() + size_t(segment->under_way) + 1);
+  *extent = {place, segment, blocks.first, blocks.count};
+  ++segment->under_way;
+  ++under_way_;
+}
+
+bool SsdStore::take_hole(int64_t blocks, Extent* extent) {
+  for (uint32_t place = 0; place < places_.size(); ++place) {
+    Segment* const segment = places_[place].get();
+    // What is moved within a segment would keep it from being freed.
+    if (segment == nullptr || segment->holes.empty() || segment->stuck || segment == collected_.get()) continue;
+    Blocks& hole = segment->holes.front();
+    const Blocks taken{hole.first, std::min(blocks, hole.count)};
+    take_blocks(place, taken, extent);
+    Blocks& left = segment->holes.front();
+    left = {left.first + taken.count, left.count - taken.count};
+    if (left.count == 0) segment->holes.erase(segment->holes.begin());
+    return true;
+  }
+  return false;
+}
+
+Status SsdStore::begin_segment(bool collecting) {
   auto segment = std::make_shared<Segment>();
   segment->id = next_id_++;
+  segment->need = segment_blocks_;
   {
     std::lock_guard lock(spares_->mutex);
     if (!spares_->files.empty()) {
@@ -244,11 +300,9 @@ Status SsdStore::begin_segment() {
     const std::string path = directory_.path() + "/" + std::to_string(segment->id) + ".seg";
     if (Status status = File::create(path, options_.direct, &segment->file); !status.ok()) return status;
   }
-  const int64_t before = active_;
-  active_ = free_.back();
+  active_[collecting] = free_.back();
   free_.pop_back();
-  places_[size_t(active_)] = std::move(segment);
-  if (before >= 0) drop_if_dead(uint32_t(before));
+  places_[size_t(active_[collecting])] = std::move(segment);
   return {};
 }
 
@@ -256,6 +310,9 @@ Status SsdStore::settle(const Extent& extent, const Source& source, bool written
   std::lock_guard lock(mutex_);
   Segment& segment = *extent.segment;
   --segment.under_way;
+  --under_way_;
+  ++settled_;
+  freed_.notify_all();
   Status status;
   if (written) {
     const uint32_t first = slot_of(extent.place, extent.first_block, 0);
@@ -272,41 +329,83 @@ Status SsdStore::settle(const Extent& extent, const Source& source, bool written
     stats_.written_rows += collecting ? 0 : extent.rows;
     stats_.collected_bytes += collecting ? bytes : 0;
     stats_.collected_rows += collecting ? extent.rows : 0;
+    if (collecting) collected_->need -= extent.blocks;
+  } else {
+    segment.holes.push_back({extent.first_block, extent.blocks});
+    segment.failed = true;
   }
-  segment.failed |= !written;
-  drop_if_dead(extent.place);
+  (void)drop_if_dead(extent.place);
   return status;
 }
 
 void SsdStore::leave(uint32_t slot) {
   const uint32_t place = uint32_t(slot / segment_rows());
-  --places_[place]->live;
-  drop_if_dead(place);
+  // Where its file cannot be removed, who needs the place meets it.
+  if (--places_[place]->live == 0) (void)drop_if_dead(place);
 }
 
-void SsdStore::drop_if_dead(uint32_t place) {
+bool SsdStore::is_written_to(uint32_t place) const {
+  const bool is_active = place == active_[false] || place == active_[true];
+  return places_[place]->under_way > 0 || (is_active && places_[place]->blocks < segment_blocks_);
+}
+
+Status SsdStore::drop_if_dead(uint32_t place) {
   const Segment* const segment = places_[place].get();
-  if (segment == nullptr || segment->live > 0 || segment->under_way > 0 || int64_t(place) == active_) return;
-  drop(place, !segment->failed && !segment->stuck);
+  if (segment == nullptr || segment->live > 0 || is_written_to(place)) return {};
+  // A row written anew could come to lie where who collects has read an old one of its key.
+  if (segment == collected_.get()) return {};
+  return drop(place, !segment->failed && !segment->stuck);
 }
 
-void SsdStore::drop(uint32_t place, bool keep_file) {
+Status SsdStore::drop(uint32_t place, bool keep_file) {
   Segment& segment = *places_[place];
   // A file that cannot be removed keeps its place; the next collection tries again.
   if (keep_file && spares_promised_ < kSpares) {
     segment.spares = spares_;
     ++spares_promised_;
-  } else if (!remove_file(segment.file.path()).ok()) {
-    return;
+  } else if (Status status = remove_file(segment.file.path()); !status.ok()) {
+    return status;
   }
+  for (int64_t& active : active_)
+    if (active == int64_t(place)) active = -1;
   places_[place].reset();
   free_.push_back(place);
+  return {};
+}
+
+int64_t SsdStore::Segment::hole_blocks() const {
+  int64_t blocks = 0;
+  for (const Blocks& hole : holes) blocks += hole.count;
+  return blocks;
 }
 
 SsdStore::Segment::~Segment() {
   if (spares == nullptr) return;
   std::lock_guard lock(spares->mutex);
   spares->files.push_back(std::move(file));
+}
+
+bool SsdStore::retry_stuck() {
+  bool any = false;
+  for (const auto& segment : places_)
+    if (segment != nullptr) any |= std::exchange(segment->stuck, false);
+  return any;
+}
+
+Status SsdStore::nothing_freed() const {
+  int64_t stuck = 0;
+  std::string path;
+  for (const auto& segment : places_) {
+    if (segment == nullptr || !segment->stuck) continue;
+    ++stuck;
+    path = segment->file.path();
+  }
+  std::string message = "[file " + directory_.path() + "] no segment can be freed: " + std::to_string(index_->size()) +
+                        " rows live in files for " + std::to_string(2 * capacity_);
+  if (stuck == 0) return {Code::storage, message + ". Raise Ssd(size=), or erase keys."};
+  return {Code::storage, message + ", and " + std::to_string(stuck) + " of these, as " + path +
+                             ", have rows that cannot be read. Look at the disk's health; `erase` the keys that reads "
+                             "name as lost, or restore the table from a checkpoint."};
 }
 
 // ---- reading
@@ -344,9 +443,26 @@ void SsdStore::read_together(std::vector<Read>* reads) {
     if (!reads->empty()) read_here(reads->data(), reads->size());
     return;
   }
+  std::atomic<size_t> next{0};
+  // An exception that leaves a thread ends the process.
+  const auto take_reads = [reads, &next]() noexcept {
+    for (size_t i = next++; i < reads->size(); i = next++) {
+      Read& read = (*reads)[i];
+      try {
+        read_here(&read, 1);
+      } catch (const std::exception&) {  // no memory, or no thread to read in
+        read.status = out_of_memory();
+      }
+    }
+  };
   std::vector<std::thread> others;
-  for (size_t i = 1; i < reads->size(); ++i) others.emplace_back([reads, i] { read_here(&(*reads)[i], 1); });
-  read_here(reads->data(), 1);
+  try {
+    others.reserve(reads->size() - 1);
+    while (others.size() + 1 < reads->size()) others.emplace_back(take_reads);
+  } catch (const std::exception&) {
+    // Those that could be made, and this one, read it all.
+  }
+  take_reads();
   for (std::thread& other : others) other.join();
 }
 
@@ -433,12 +549,13 @@ void SsdStore::ask(Reading* reading, Block* block) const {
 
 Status SsdStore::take(Reading* reading, const Block& block) const {
   const IoRequest& answered = block.request;
-  if (Status status = answered.status(); !status.ok()) return status;
+  if (was_not_made(answered)) return answered.status();
   const Read& read = *reading->read;
-  const int64_t number = answered.offset / layout_.block_bytes;
   const Segment& segment = *reading->held[size_t(reading->wanted[block.begin].slot / segment_rows())];
-  const int64_t there = layout_.rows_of(answered.memory, segment.id, uint64_t(number));
-  reading->damages += there < 0;
+  const int64_t number = answered.offset / layout_.block_bytes;
+  const bool is_whole = answered.moved == answered.bytes;
+  const int64_t there = is_whole ? layout_.rows_of(answered.memory, segment.id, uint64_t(number)) : -1;
+  reading->damages += answered.moved >= 0 && there < 0;
   std::vector<int64_t> lost;
   for (size_t i = block.begin; i < block.end; ++i) {
     const auto [slot, to] = reading->wanted[i];
@@ -450,20 +567,31 @@ Status SsdStore::take(Reading* reading, const Block& block) const {
     std::memcpy(read.rows + to * layout_.row_bytes, layout_.row(answered.memory, row), size_t(layout_.row_bytes));
     read.found[to] = true;
   }
-  return lost.empty() ? Status() : damaged(segment, number, lost);
+  return lost.empty() ? Status() : cannot_be_read(answered, lost);
 }
 
-Status SsdStore::damaged(const Segment& segment, int64_t block, const std::vector<int64_t>& lost) const {
+Status SsdStore::cannot_be_read(const IoRequest& answered, const std::vector<int64_t>& lost) {
+  const std::string at = std::to_string(answered.offset);
+  const std::string reading = "reading " + std::to_string(answered.bytes) + " bytes at " + at;
+  std::string what = "the block at " + at + " is not what was written there: its checksum does not fit.";
+  std::string then = "They are lost, others are not. ", health = "look at the disk's health.";
+  if (answered.moved < 0) {
+    const int error = int(-answered.moved);
+    what = reading + " failed: " + std::strerror(error) + " (errno " + std::to_string(error) + ").";
+    then = "Others are not concerned. Try again, if the disk may have been away for a moment; else ";
+  } else if (answered.moved < answered.bytes) {
+    what = reading + ": only " + std::to_string(answered.moved) + " are there. The file was cut.";
+    health = "let nothing else write to that directory.";
+  }
   std::string keys;
   for (size_t i = 0; i < std::min(lost.size(), kNamedKeys); ++i) keys += (i == 0 ? "" : ", ") + std::to_string(lost[i]);
   if (lost.size() > kNamedKeys) keys += " and " + std::to_string(lost.size() - kNamedKeys) + " more";
-  return {Code::storage,
-          "[file " + segment.file.path() + "] the block at " + std::to_string(block * layout_.block_bytes) +
-              " is not what was written there: its checksum does not fit. Of what was asked for, it had "
-              "the rows of " +
-              std::to_string(lost.size()) + (lost.size() == 1 ? " key: " : " keys: ") + keys +
-              ". They are lost, others are not. `erase` these keys, which reads nothing (`assign` would), "
-              "or restore the table from a checkpoint, and look at the disk's health."};
+  return {Code::storage, "[file " + answered.file->path() + "] " + what +
+                             " Of what was asked for, it had the rows of " + std::to_string(lost.size()) +
+                             (lost.size() == 1 ? " key: " : " keys: ") + keys + ". " + then +
+                             "`erase` these keys, which reads nothing (`assign` would), or restore the table from a "
+                             "checkpoint, and " +
+                             health};
 }
 
 void SsdStore::contains(const int64_t* keys, bool* found, int64_t n) const {
@@ -491,13 +619,14 @@ std::vector<int64_t> SsdStore::keys() const {
 }
 
 void SsdStore::clear() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  freed_.wait(lock, [this] { return collected_ == nullptr; });
   index_ = std::make_unique<SlotIndex>();
-  active_ = -1;
+  active_[false] = active_[true] = -1;
   for (uint32_t place = 0; place < places_.size(); ++place) {
     if (places_[place] == nullptr) continue;
     places_[place]->live = 0;
-    if (places_[place]->under_way == 0) drop(place, false);
+    if (places_[place]->under_way == 0) (void)drop(place, false);
   }
   std::lock_guard others(spares_->mutex);
   spares_promised_ -= spares_->files.size();
@@ -506,59 +635,112 @@ void SsdStore::clear() {
 }
 
 SsdStats SsdStore::stats() const {
-  std::lock_guard lock(mutex_);
-  SsdStats stats = stats_;
-  stats.rows = index_->size();
-  stats.capacity = capacity_;
-  stats.index_bytes = index_->bytes();
-  for (const auto& segment : places_)
-    stats.file_bytes += segment == nullptr ? 0 : segment->blocks * layout_.block_bytes;
+  SsdStats stats;
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::vector<Blocks>> holes;
+  {
+    std::lock_guard lock(mutex_);
+    stats = stats_;
+    stats.rows = index_->size();
+    stats.capacity = capacity_;
+    stats.index_bytes = index_->bytes();
+    for (const auto& segment : places_) {
+      if (segment == nullptr) continue;
+      segments.push_back(segment);
+      holes.push_back(segment->holes);
+    }
+  }
+  const auto size_of = [](const File& file) {
+    int64_t bytes = 0;
+    return file.size(&bytes).ok() ? bytes : 0;
+  };
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const int64_t bytes = size_of(segments[i]->file);
+    stats.file_bytes += bytes;
+    // A write that failed has left nothing, where a later one made the file longer.
+    for (const auto [first, count] : holes[i])
+      stats.file_bytes -= std::clamp<int64_t>(bytes - first * layout_.block_bytes, 0, count * layout_.block_bytes);
+  }
+  std::lock_guard lock(spares_->mutex);
+  for (const File& file : spares_->files) stats.file_bytes += size_of(file);
   return stats;
 }
 
 // ---- collecting
 
-int64_t SsdStore::choose() const {
-  int64_t chosen = -1;
-  for (size_t place = 0; place < places_.size(); ++place) {
-    const Segment* segment = places_[place].get();
-    if (segment == nullptr || int64_t(place) == active_ || segment->under_way > 0 || segment->stuck) continue;
-    if (chosen < 0 || segment->live < places_[size_t(chosen)]->live) chosen = int64_t(place);
-  }
-  // One that is full frees nothing.
-  return chosen >= 0 && places_[size_t(chosen)]->live < segment_rows() ? chosen : -1;
+// However many writes fail, and whichever: once they do not, a store that has no more rows than it takes, all of which can
+// be read, can be written to. Let B be the blocks of a segment, and room() those that collecting may write to: of free
+// places, behind the end of its active segment, and in holes. Then, whenever nothing is being collected,
+//
+//   room() >= B, or the segment whose collecting began last and did not end has need_of() <= room() without its own holes.
+//
+// - Writers take neither the collector's active segment nor a hole, and a free place only if kReserved stay: room() >= B.
+// - Collecting begins only where need_of() <= room(), both without that segment's holes. A write of it that is answered
+//   takes as much from the one as from the other: a round writes full blocks but for its last, so rows whose write failed
+//   need no more blocks the next time than they did. One that fails gives its blocks back as holes, and takes nothing.
+//   So it stays true until collecting ends; then a place is free, and room() >= B.
+// - A segment that dies, or whose file cannot be removed, lessens neither.
+//
+// In either case there is one that choose() may take. And as long as a writer waits, some segment needs less than B: all
+// but the reserved places and the collector's active one share rows for half of the places, so the emptiest of them is at
+// most two thirds full even if there are but kLeastSegments. So each that is collected leaves a block more behind the end and in
+// free places, until one of these is left for the writer.
+int64_t SsdStore::room() const {
+  int64_t blocks = free_places() * segment_blocks_;
+  if (active_[true] >= 0) blocks += segment_blocks_ - places_[size_t(active_[true])]->blocks;
+  for (const auto& segment : places_) blocks += segment == nullptr || segment->stuck ? 0 : segment->hole_blocks();
+  return blocks;
 }
 
-bool SsdStore::collect_one(std::unique_lock<std::mutex>* lock, Status* status) {
-  const int64_t place = choose();
-  if (place < 0) return false;
-  const std::shared_ptr<Segment> segment = places_[size_t(place)];
-  collecting_ = true;
-  lock->unlock();
+int64_t SsdStore::need_of(const Segment& segment) const {
+  // Each round of move_rows() may leave its last block almost empty.
+  const int64_t in_block = layout_.rows_per_block, in_round = blocks_in_round(layout_);
+  const int64_t rounds = (segment.blocks + in_round - 1) / in_round;
+  return std::min({segment.need, segment.live, (segment.live + rounds * (in_block - 1)) / in_block});
+}
+
+int64_t SsdStore::choose() const {
+  const int64_t room = this->room();
+  int64_t chosen = -1;
+  for (uint32_t place = 0; place < places_.size(); ++place) {
+    const Segment* const segment = places_[place].get();
+    if (segment == nullptr || is_written_to(place) || segment->stuck) continue;
+    const int64_t need = need_of(*segment);
+    if (need >= segment_blocks_ || need > room - segment->hole_blocks()) continue;
+    if (chosen < 0 || segment->live < places_[size_t(chosen)]->live) chosen = place;
+  }
+  return chosen;
+}
+
+bool SsdStore::collect(std::unique_lock<std::mutex>* lock, uint32_t place, Status* status) {
+  const std::shared_ptr<Segment> segment = places_[place];
+  segment->need = need_of(*segment);
+  collected_ = segment;
   Status moved;
-  try {
-    moved = move_rows(uint32_t(place), segment);
-  } catch (const std::bad_alloc&) {
-    moved = out_of_memory();
+  if (segment->live > 0) {
+    lock->unlock();
+    try {
+      moved = move_rows(place, segment);
+    } catch (const std::bad_alloc&) {
+      moved = out_of_memory();
+    }
+    lock->lock();
   }
-  lock->lock();
-  collecting_ = false;
-  if (places_[size_t(place)] == segment) drop_if_dead(uint32_t(place));
-  const bool freed = places_[size_t(place)] != segment;
-  // What is left could not be read. Others still can be, so the file stays, and nobody tries it again.
-  if (!freed && moved.ok()) {
-    segment->stuck = segment->live > 0;
-    moved = segment->stuck ? Status() : remove_file(segment->file.path());
-  }
+  collected_ = nullptr;
+  if (places_[place] == segment) keep_first(&moved, drop_if_dead(place));
+  const bool freed = places_[place] != segment;
+  // What is left could not be read. Others still can be, so the file stays, and is left alone while others can be freed.
+  segment->stuck = !freed && moved.ok();
   keep_first(status, std::move(moved));
   freed_.notify_all();
-  return freed || (status->ok() && segment->stuck);
+  return freed || segment->stuck;
 }
 
 Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segment) {
   const int64_t in_request = std::max<int64_t>(kWriteBytes / layout_.block_bytes, 1);
-  const int64_t in_round = std::max<int64_t>(kMoveBytes / layout_.block_bytes, 1);
+  const int64_t in_round = blocks_in_round(layout_);
   AlignedMemory memory(std::min(in_round, segment->blocks) * layout_.block_bytes);
+  bool gave_up = false;
   for (int64_t first = 0; first < segment->blocks; first += in_round) {
     const int64_t blocks = std::min(in_round, segment->blocks - first);
     std::vector<IoRequest> requests;
@@ -567,11 +749,15 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
                           std::min(in_request, blocks - at) * layout_.block_bytes, (first + at) * layout_.block_bytes});
     }
     io_->run(&requests);
+    for (const IoRequest& request : requests)
+      if (was_not_made(request)) return request.status();
+    std::vector<IoRequest> single;
+    for (const IoRequest& request : requests) gave_up = gave_up || (request.moved < 0 && !read_each(request, &single));
+    requests.insert(requests.end(), single.begin(), single.end());
     std::vector<int64_t> keys;
     std::vector<const char*> rows;
     std::vector<uint32_t> from;
     for (const IoRequest& request : requests) {
-      if (request.moved < 0) return request.status();
       // A write that failed may have left the file short: what is behind its end was never a row.
       for (int64_t at = 0; at + layout_.block_bytes <= request.moved; at += layout_.block_bytes) {
         const char* const block = request.memory + at;
@@ -602,11 +788,26 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
   return {};
 }
 
+bool SsdStore::read_each(const IoRequest& failed, std::vector<IoRequest>* read) const {
+  for (int64_t at = 0; at < failed.bytes;) {
+    std::vector<IoRequest> some;
+    for (; at < failed.bytes && some.size() < size_t(io_->depth()); at += layout_.block_bytes) {
+      some.push_back({FileCall::read, failed.file, failed.memory + at, layout_.block_bytes, failed.offset + at});
+    }
+    io_->run(&some);
+    const size_t before = read->size();
+    std::copy_if(some.begin(), some.end(), std::back_inserter(*read), [](const auto& one) { return one.moved >= 0; });
+    // Where all fail the next ones will, and a disk may take a second for each.
+    if (read->size() == before) return false;
+  }
+  return true;
+}
+
 void SsdStore::collect_in_background() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
     const bool scarce = 4 * free_places() < int64_t(places_.size());
-    const int64_t place = scarce && !collecting_ ? choose() : -1;
+    const int64_t place = scarce && collected_ == nullptr ? choose() : -1;
     // Where half of a segment lives, moving it costs what it frees.
     if (place < 0 || 2 * places_[size_t(place)]->live > segment_rows()) {
       wake_.wait_for(lock, std::chrono::milliseconds(100));
@@ -614,7 +815,7 @@ void SsdStore::collect_in_background() {
     }
     const int64_t bytes = places_[size_t(place)]->blocks * layout_.block_bytes;
     Status ignored;  // a writer that needs the place meets it
-    collect_one(&lock, &ignored);
+    collect(&lock, uint32_t(place), &ignored);
     const auto rest = std::chrono::milliseconds(1000 * bytes / options_.collect_bytes_per_second);
     wake_.wait_for(lock, rest, [this] { return ends_; });
   }

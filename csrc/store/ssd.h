@@ -1,6 +1,6 @@
 // Rows on disk, by key. Writes append to segments, files of one size; a row is one read of its block. What is overwritten or
 // erased stays behind as garbage until its segment is collected: rows that live are appended anew, and the file is
-// removed. A segment is never written twice, so a read needs no lock once it knows where its row is.
+// removed. A block that had a row is never written twice, so a read needs no lock once it knows where its row is.
 //
 // It is a tier and no database: it ends with the process.
 //
@@ -25,7 +25,7 @@ namespace shoal {
 struct SsdStats {
   int64_t rows = 0;
   int64_t capacity = 0;     // rows
-  int64_t file_bytes = 0;   // of segments that there are
+  int64_t file_bytes = 0;   // that its files have
   int64_t index_bytes = 0;  // of memory
   int64_t reads = 0;        // blocks
   int64_t read_bytes = 0;
@@ -67,7 +67,7 @@ class SsdStore {
   // found[i]: whether key i has a row, which is then at rows + i * row_bytes. Where a block cannot be read or is damaged
   // the rows on it are not found, the others are, and the error names it.
   Status read(const int64_t* keys, char* rows, bool* found, int64_t n);
-  // The same from several stores at a time.
+  // The same from several stores at a time. What there is no memory or thread for is in the status of each.
   struct Read {
     SsdStore* store;
     const int64_t* keys;
@@ -92,8 +92,14 @@ class SsdStore {
     std::mutex mutex;
     std::vector<File> files;
   };
+  // Blocks of a segment, beside each other.
+  struct Blocks {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
   struct Segment {
     ~Segment();
+    int64_t hole_blocks() const;
 
     File file;
     std::shared_ptr<Spares> spares;  // where the file goes once nobody reads it
@@ -101,8 +107,11 @@ class SsdStore {
     int64_t blocks = 0;     // that were given out
     int64_t live = 0;       // rows
     int64_t under_way = 0;  // writes that are not answered
-    bool stuck = false;     // has rows that cannot be read
-    bool failed = false;    // a write to it did
+    int64_t need = 0;       // blocks that collecting it takes, at most, with those it took already left out
+    // Of writes that failed: no row was ever there, so nobody reads them, and they can be written once more.
+    std::vector<Blocks> holes = {};
+    bool stuck = false;   // has rows that cannot be read
+    bool failed = false;  // a write to it did
   };
   // Blocks of one segment that one write fills with rows from `first` on.
   struct Extent {
@@ -145,21 +154,33 @@ class SsdStore {
   Status take(Reading* reading, const Block& block) const;
   // So many blocks at most; none where a segment would have to be freed for them and it may not wait for that.
   Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait, Extent* extent);
-  Status begin_segment();
+  void take_blocks(uint32_t place, Blocks blocks, Extent* extent);
+  // Blocks of a write that failed; false where there are none.
+  bool take_hole(int64_t blocks, Extent* extent);
+  Status begin_segment(bool collecting);
   // What a write did: its rows are where it put them, if it was answered. `had` is room for where they were.
   Status settle(const Extent& extent, const Source& source, bool written, bool collecting, uint32_t* had);
   void leave(uint32_t slot);
-  void drop_if_dead(uint32_t place);
-  void drop(uint32_t place, bool keep_file);
-  // The sealed segment with the fewest rows that live; -1 where none would free anything.
+  Status drop_if_dead(uint32_t place);
+  Status drop(uint32_t place, bool keep_file);
+  bool is_written_to(uint32_t place) const;
+  // Blocks that collecting may write to, but for those in stuck segments.
+  int64_t room() const;
+  int64_t need_of(const Segment& segment) const;
+  // The sealed segment with the fewest rows that live of those that there is room for; -1 where none would free anything.
   int64_t choose() const;
-  // Frees a segment, whose place others may take; false where none could be.
-  bool collect_one(std::unique_lock<std::mutex>* lock, Status* status);
+  // Frees a segment, whose place others may take; false where it could not be.
+  bool collect(std::unique_lock<std::mutex>* lock, uint32_t place, Status* status);
   Status move_rows(uint32_t place, const std::shared_ptr<Segment>& segment);
+  // The blocks of a request that failed, each by itself, as far as they can be read; false where it gave up.
+  bool read_each(const IoRequest& failed, std::vector<IoRequest>* read) const;
+  // Has stuck segments tried again; false where there are none.
+  bool retry_stuck();
+  Status nothing_freed() const;
   void collect_in_background();
   int64_t free_places() const { return int64_t(free_.size()); }
-  // `lost`: the keys that were asked for and are on it.
-  Status damaged(const Segment& segment, int64_t block, const std::vector<int64_t>& lost) const;
+  // Of a read that did not bring what was written there. `lost`: the keys that were asked for and are on it.
+  static Status cannot_be_read(const IoRequest& answered, const std::vector<int64_t>& lost);
 
   const SsdOptions options_;
   const BlockLayout layout_;
@@ -174,9 +195,11 @@ class SsdStore {
   std::unique_ptr<SlotIndex> index_;
   std::vector<std::shared_ptr<Segment>> places_;  // null where there is none
   std::vector<uint32_t> free_;
-  size_t spares_promised_ = 0;  // with those that are still being read
-  int64_t active_ = -1;         // place that is written to
-  bool collecting_ = false;
+  size_t spares_promised_ = 0;          // with those that are still being read
+  int64_t active_[2] = {-1, -1};        // places that are written to: by writers, and by who collects
+  int64_t under_way_ = 0;               // writes that are not answered
+  int64_t settled_ = 0;                 // and those that were
+  std::shared_ptr<Segment> collected_;  // the one that is being collected
   uint64_t next_id_ = 1;
   SsdStats stats_;
   bool ends_ = false;

@@ -202,6 +202,34 @@ void a_full_disk_loses_nothing() {
   kept.check_all(3000);
 }
 
+void its_bytes_are_those_of_its_files() {
+  Kept kept(256, int64_t{8} << 20, false);
+  const auto check = [&] {
+    int64_t bytes = 0;
+    for (const std::string& file : kept.files()) bytes += int64_t(fs::file_size(file));
+    CHECK(kept.store->stats().file_bytes == bytes, kept.store->stats().file_bytes, bytes);
+    return bytes;
+  };
+  CHECK(check() == 0);
+  // One that failed has written nothing.
+  Faults::instance().inject({FileCall::write, ".seg", ENOSPC, 0, int64_t{1} << 40});
+  CHECK(!kept.write(range(0, 3000), 1).ok());
+  CHECK(check() == 0);
+  Faults::instance().clear();
+  CHECK(kept.write({1}, 1).ok());
+  Faults::instance().inject({FileCall::write, ".seg", ENOSPC, 0, 1});
+  CHECK(!kept.write({2}, 1).ok());
+  CHECK(kept.write({3}, 1).ok() && fs::file_size(kept.files().at(0)) == 3 * 4096);
+  CHECK(kept.store->stats().file_bytes == 2 * 4096);
+  kept.store->clear();
+  for (int64_t version = 1; version < 20; ++version) {
+    CHECK(kept.write(range(0, 3000), version).ok());
+    CHECK(check() > 0);  // with files of dead segments that were kept
+  }
+  kept.store->clear();
+  CHECK(check() == 0);
+}
+
 void a_key_that_comes_twice_changes_nothing() {
   Kept kept(256, int64_t{64} << 20);
   CHECK(kept.write(range(0, 100), 1).ok());
@@ -242,6 +270,40 @@ void of_many_requests_those_that_fail_change_nothing() {
     CHECK(kept.store->rows() == rows, rows);
     CHECK(kept.write(keys, 3).ok());
     kept.check_all(20'000);
+  }
+}
+
+void a_full_store_goes_on_once_calls_do_not_fail_any_more() {
+  constexpr FileCall kCalls[] = {FileCall::write, FileCall::write, FileCall::write, FileCall::remove, FileCall::open};
+  constexpr size_t kSome[] = {1, 5, 40, 200};
+  for (int seed = 0; seed < 8; ++seed) {
+    // As few segments as there can be, and many.
+    Kept kept(256, seed % 4 < 2 ? int64_t{12 * 4 * 4096} : int64_t{2} << 20, seed % 2 == 0);
+    const int64_t rows = kept.store->capacity();
+    std::mt19937_64 random(static_cast<uint64_t>(seed));
+    std::vector<int64_t> keys = range(0, rows);
+    CHECK(kept.write(keys, 0).ok());
+    for (int64_t version = 1; version < 1000; ++version) {
+      std::shuffle(keys.begin(), keys.end(), random);
+      const std::vector<int64_t> some(keys.begin(), keys.begin() + int64_t(kSome[random() % std::size(kSome)]));
+      if (random() % 2 == 0) {
+        Faults::instance().inject({kCalls[random() % std::size(kCalls)], ".seg", random() % 2 == 0 ? ENOSPC : EIO,
+                                   int64_t(random() % 3), int64_t(1 + random() % 2)});
+      }
+      (void)kept.write(some, version);
+      Faults::instance().clear();
+      // Now and then it is seen to, so that what is left of one failure is there at the next.
+      if (version % 100 != 0) continue;
+      const Status status = kept.write(some, version);
+      CHECK(status.ok(), seed, version, status.message());
+    }
+    for (int64_t version = 1000; version < 1100; ++version) {
+      std::shuffle(keys.begin(), keys.end(), random);
+      const Status status = kept.write({keys.begin(), keys.begin() + 100}, version);
+      CHECK(status.ok(), seed, version, status.message());
+    }
+    CHECK(kept.write(keys, 1100).ok());
+    kept.check_all(rows);
   }
 }
 
@@ -315,9 +377,37 @@ void a_read_that_fails_can_be_made_again() {
   Status status;
   const int64_t found = kept.check(range(0, 300), &status);
   CHECK(status.code() == Code::storage && status.message().find("Input/output error") != std::string::npos);
+  CHECK(status.message().find(" had the rows of 15 keys: ") != std::string::npos &&
+            status.message().find("`erase` these keys") != std::string::npos &&
+            status.message().find("Ssd(path=)") == std::string::npos,
+        status.message());
+  CHECK(kept.store->stats().damaged == 0);
   CHECK(found < 300 && found >= 300 - 2 * 15, found);  // but for those of one block
   Faults::instance().clear();
   kept.check_all(300);
+}
+
+void what_the_system_has_no_means_for_is_not_lost() {
+  Kept kept(256, int64_t{2} << 20);
+  const int64_t rows = kept.store->capacity();
+  CHECK(kept.write(range(0, rows), 0).ok());
+  Faults::instance().inject({FileCall::read, ".seg", EMFILE, 0, int64_t{1} << 40});
+  Status status;
+  CHECK(kept.check({1, 2, 3}, &status) == 0);
+  CHECK(status.message().find("ulimit -n") != std::string::npos && status.message().find("erase") == std::string::npos,
+        status.message());
+  std::mt19937_64 random(3);
+  std::vector<int64_t> keys = range(0, rows);
+  status = {};
+  for (int64_t version = 1; status.ok(); ++version) {  // until one is to be collected
+    CHECK(version < 1000);
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 300}, version);
+  }
+  CHECK(status.message().find("ulimit -n") != std::string::npos, status.message());
+  Faults::instance().clear();
+  CHECK(kept.write(range(0, rows), 1000).ok());
+  kept.check_all(rows);
 }
 
 void flip(const std::string& path, int64_t at) {
@@ -396,7 +486,15 @@ void a_cut_file_is_seen() {
   fs::resize_file(kept.files().at(0), 4096);
   Status status;
   CHECK(kept.check(range(0, 300), &status) == 15);
-  CHECK(status.message().find("The file was cut") != std::string::npos, status.message());
+  CHECK(status.message().find("The file was cut. Of what was asked for, it had the rows of 15 keys: ") !=
+            std::string::npos,
+        status.message());
+  // So that those who are told can go on without them.
+  CHECK(kept.check({3, 40}, &status) == 1);
+  CHECK(status.message().find("1 key: 40. They are lost, others are not. `erase` these keys") != std::string::npos,
+        status.message());
+  kept.erase(range(15, 300));
+  kept.check_all(300);
 }
 
 void a_damaged_segment_is_not_collected_away() {
@@ -418,6 +516,88 @@ void a_damaged_segment_is_not_collected_away() {
   CHECK(fs::exists(folder() + "/store/1.seg"));
   Status status;
   CHECK(kept.check(range(0, rows), &status) == rows - in_block && !status.ok());
+}
+
+void a_segment_that_cannot_be_read_stops_no_other() {
+  Kept kept(256, int64_t{8} << 20, false);
+  const int64_t rows = kept.store->capacity() * 9 / 10;
+  CHECK(kept.write(range(0, rows), 0).ok());
+  Faults::instance().inject({FileCall::read, "/4.seg", EIO, 0, int64_t{1} << 40});
+  std::vector<int64_t> others, lost;
+  for (const int64_t key : range(0, rows)) {
+    Status status;
+    (kept.check({key}, &status) == 1 ? others : lost).push_back(key);
+  }
+  CHECK(lost.size() > 100, lost.size());
+  // Five rows stay on it.
+  kept.erase({lost.begin() + 5, lost.end()});
+  lost.resize(5);
+  std::mt19937_64 random(3);
+  for (int64_t version = 1; version < 200; ++version) {
+    std::shuffle(others.begin(), others.end(), random);
+    const Status status = kept.write({others.begin(), others.begin() + 300}, version);
+    CHECK(status.ok(), version, status.message());
+  }
+  CHECK(kept.check(others) == int64_t(others.size()));
+  CHECK(fs::exists(folder() + "/store/4.seg"));
+  kept.erase(lost);
+  CHECK(!fs::exists(folder() + "/store/4.seg"));
+  Faults::instance().clear();
+}
+
+void a_block_that_cannot_be_read_keeps_no_other_from_being_collected() {
+  Kept kept(256, int64_t{8} << 20, false);
+  const int64_t rows = kept.store->capacity();
+  std::vector<int64_t> keys = range(0, rows);
+  CHECK(kept.write(keys, 0).ok());
+  // Requests of many blocks fail, and of those that are then read one by one the first.
+  Faults::instance().inject({FileCall::read, "/4.seg", EIO, 0, 2});
+  std::vector<int64_t> others;  // but those of the fourth file, of which there is one request
+  const int64_t in_segment = rows / 32;
+  for (const int64_t key : keys)
+    if (key < 3 * in_segment || key >= 4 * in_segment) others.push_back(key);
+  // They are garbage, but for one row of each block, so it is collected next.
+  std::vector<int64_t> garbage;
+  for (int64_t key = 3 * in_segment; key < 4 * in_segment; ++key)
+    if (key % 15 != 0) garbage.push_back(key);
+  kept.erase(garbage);
+  std::mt19937_64 random(3);
+  for (int64_t version = 1; version < 60; ++version) {
+    std::shuffle(others.begin(), others.end(), random);
+    CHECK(kept.write({others.begin(), others.begin() + 300}, version).ok(), version);
+  }
+  CHECK(fs::exists(folder() + "/store/4.seg"));
+  Faults::instance().clear();
+  // What is left of it is one block, with one row.
+  fs::resize_file(folder() + "/store/4.seg", 0);
+  std::vector<int64_t> left;
+  for (int64_t key = 3 * in_segment; key < 4 * in_segment; key += 15) left.push_back(key);
+  Status status;
+  CHECK(kept.check(left, &status) == int64_t(left.size()) - 1);
+}
+
+void a_disk_that_cannot_be_read_for_a_while_is_read_again() {
+  Kept kept(256, int64_t{2} << 20, true);
+  const int64_t rows = kept.store->capacity();
+  std::vector<int64_t> keys = range(0, rows);
+  CHECK(kept.write(keys, 0).ok());
+  std::mt19937_64 random(3);
+  Faults::instance().inject({FileCall::read, ".seg", EIO, 0, int64_t{1} << 40});
+  Status status;
+  for (int64_t version = 1; version < 200 && status.ok(); ++version) {
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 200}, version);
+  }
+  CHECK(status.code() == Code::storage && status.message().find("have rows that cannot be read") != std::string::npos,
+        status.message());
+  Faults::instance().clear();
+  for (int64_t version = 200; version < 300; ++version) {
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 200}, version);
+    CHECK(status.ok(), version, status.message());
+  }
+  CHECK(kept.write(keys, 300).ok());
+  kept.check_all(rows);
 }
 
 void one_key_over_and_over_needs_no_more_than_its_segment() {
@@ -472,15 +652,21 @@ int main() {
   shoal::a_row_takes_24_bytes_of_memory_at_most();
   shoal::what_is_cleared_or_closed_leaves_nothing_behind();
   shoal::a_full_disk_loses_nothing();
+  shoal::its_bytes_are_those_of_its_files();
   shoal::a_key_that_comes_twice_changes_nothing();
   shoal::of_many_requests_those_that_fail_change_nothing();
+  shoal::a_full_store_goes_on_once_calls_do_not_fail_any_more();
   shoal::files_of_dead_segments_are_written_to_again();
   shoal::a_file_that_cannot_be_made_loses_nothing();
   shoal::a_read_that_fails_can_be_made_again();
+  shoal::what_the_system_has_no_means_for_is_not_lost();
   shoal::several_stores_are_read_at_a_time_and_a_failure_is_its_own_store_s();
   shoal::a_flipped_bit_is_seen_and_costs_no_other_block();
   shoal::a_cut_file_is_seen();
   shoal::a_damaged_segment_is_not_collected_away();
+  shoal::a_segment_that_cannot_be_read_stops_no_other();
+  shoal::a_block_that_cannot_be_read_keeps_no_other_from_being_collected();
+  shoal::a_disk_that_cannot_be_read_for_a_while_is_read_again();
   shoal::one_key_over_and_over_needs_no_more_than_its_segment();
   shoal::a_store_that_is_too_small_says_what_it_needs();
   shoal::threads_that_read_and_write_see_whole_rows();

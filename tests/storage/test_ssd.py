@@ -52,8 +52,9 @@ def test_a_read_that_fails_says_which_file_and_can_be_made_again(storage):
     keys = torch.arange(1000)
     storage.write(keys, rows_of(keys))
     _native.inject_fault(_native.FileCall.read, ".seg", errno.EIO)
-    with pytest.raises(StorageError, match=r"\.seg\] reading 4096 bytes at \d+ failed: Input/output error"):
+    with pytest.raises(StorageError, match=r"\.seg\] reading 4096 bytes at \d+ failed: Input/output error") as raised:
         storage.read(keys)
+    assert re.search(r"the rows of \d+ keys: \d+, .* Try again, .* `erase` these keys", str(raised.value))
     assert torch.equal(storage.read(keys)[0], rows_of(keys))
 
 
@@ -163,3 +164,28 @@ def test_a_storage_stays_where_it_was_made(tmp_path, monkeypatch):
     assert torch.equal(storage.read(keys)[0], rows)
     storage.close()
     assert not list((tmp_path / "there").iterdir())
+
+
+@pytest.mark.skipif("san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer's own heap does not survive it")
+def test_several_are_read_though_the_system_has_no_thread_to_give(tmp_path):
+    # Each thread wants 64 MiB of address space for its stack: there is room for one or none, and for all else.
+    code = """if True:
+        import resource, sys, torch
+        from shoal.storage import SsdStorage
+        keys = torch.arange(2000)
+        storages = [SsdStorage(f"{sys.argv[1]}/{i}", 64, 8 << 20) for i in range(6)]
+        for i, storage in enumerate(storages):
+            storage.write(keys, torch.full((2000, 64), i, dtype=torch.uint8))
+        SsdStorage.read_together(storages, [keys] * 6)
+        for extra in (100, 40):
+            mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + extra * 2**20, -1))
+            answers = SsdStorage.read_together(storages, [keys] * 6)
+            resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+            for i, (rows, found) in enumerate(answers):
+                assert found.all() and (rows == i).all()
+        print("all were read")
+    """
+    command = ["sh", "-c", 'ulimit -s 65536 && exec "$0" "$@"', sys.executable, "-c", code, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0 and "all were read" in told.stdout, told.stderr
