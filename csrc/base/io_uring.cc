@@ -47,6 +47,9 @@ class Mapping {
 unsigned acquire(unsigned* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); }
 void release(unsigned* word, unsigned value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
 
+// What faults know a ring by: it has no path.
+const std::string kRingName = "io_uring";
+
 // A queue of requests to the kernel and one of its answers. For one thread at a time.
 class Ring {
  public:
@@ -58,6 +61,7 @@ class Ring {
   }
 
   bool open(unsigned entries) {
+    if (Faults::instance().check(FileCall::open, kRingName) != 0) return false;
     io_uring_params given{};
     ring_ = int(::syscall(__NR_io_uring_setup, entries, &given));
     // Both queues in one mapping and reads that need no other call are as old as Linux 5.6.
@@ -136,9 +140,7 @@ class Uring;
 // The requests of one caller, and the ring that they are on.
 class UringQueue : public IoQueue {
  public:
-  // Without a ring, as where a process may have no more of them, every answer is an error.
   UringQueue(Uring* owner, std::unique_ptr<Ring> ring) : owner_(owner), ring_(std::move(ring)) {
-    if (ring_ == nullptr) return;
     on_ring_.resize(ring_->size());
     for (uint32_t number = ring_->size(); number > 0; --number) free_.push_back(number - 1);
   }
@@ -225,7 +227,7 @@ class UringQueue : public IoQueue {
 
   Uring* const owner_;
   std::unique_ptr<Ring> ring_;
-  int error_ = ENOMEM;               // of what is asked for without a ring
+  int error_ = 0;                    // of what is asked for without a ring
   std::deque<IoRequest*> asked_;     // that are not on the ring
   std::vector<IoRequest*> on_ring_;  // by number
   std::vector<uint32_t> free_;       // numbers
@@ -246,7 +248,11 @@ class Uring : public Io {
 
   std::string name() const override { return "io_uring"; }
 
-  std::unique_ptr<IoQueue> queue() override { return std::make_unique<UringQueue>(this, take()); }
+  // Where there is no ring for it, as where a process has no descriptor or no memory to lock left, threads do its work.
+  std::unique_ptr<IoQueue> queue() override {
+    std::unique_ptr<Ring> ring = take();
+    return ring != nullptr ? std::make_unique<UringQueue>(this, std::move(ring)) : threads_->queue();
+  }
 
   void give(std::unique_ptr<Ring> ring) {
     std::lock_guard lock(mutex_);
@@ -268,7 +274,8 @@ class Uring : public Io {
   }
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Ring>> rings_;  // as many as queues were there beside each other
+  std::vector<std::unique_ptr<Ring>> rings_;                      // as many as queues were there beside each other
+  const std::unique_ptr<Io> threads_ = make_io_threads(depth());  // that begin with their first request
 };
 
 UringQueue::~UringQueue() {

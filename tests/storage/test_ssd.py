@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal import _native
-from shoal.errors import InputError, StorageError
+from shoal.errors import DeviceError, InputError, StorageError
 from shoal.storage import SsdStorage
 
 pytestmark = pytest.mark.threads
@@ -26,9 +26,12 @@ def rows_of(keys, version=0, row_bytes=64):
     return ((keys[:, None] * 7 + version + torch.arange(row_bytes)) % 251).to(torch.uint8)
 
 
-@pytest.fixture
-def storage(tmp_path):
-    made = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20)
+@pytest.fixture(params=["io_uring", "threads"])
+def storage(tmp_path, request):
+    try:
+        made = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20, io=request.param)
+    except DeviceError:
+        pytest.skip("io_uring is not allowed here")
     yield made
     made.close()
 
@@ -163,3 +166,35 @@ def test_a_storage_stays_where_it_was_made(tmp_path, monkeypatch):
     assert torch.equal(storage.read(keys)[0], rows)
     storage.close()
     assert not list((tmp_path / "there").iterdir())
+
+
+def test_where_no_file_can_be_opened_for_a_ring_rows_are_read_by_threads(tmp_path):
+    code = """
+import os, resource, sys, torch
+from shoal.storage import SsdStorage
+
+storages = [SsdStorage(f"{sys.argv[1]}/{number}", 64, 8 << 20) for number in range(6)]
+keys = torch.arange(2000)
+rows = torch.randint(256, (2000, 64), dtype=torch.uint8)
+for storage in storages:
+    storage.write(keys, rows)
+limit = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+for read, found in SsdStorage.read_together(storages, [keys] * 6):
+    assert found.all() and torch.equal(read, rows)
+print("read")
+"""
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert told.stdout == "read\n", told.stderr
+
+
+def test_where_the_kernel_denies_rings_threads_are_chosen(tmp_path):
+    _native.inject_fault(_native.FileCall.open, "io_uring", errno.EPERM, times=1 << 40)
+    # A depth of its own: storages that are alike share their engine.
+    storage = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20, depth=7)
+    keys = torch.arange(1000)
+    storage.write(keys, rows_of(keys))
+    assert torch.equal(storage.read(keys)[0], rows_of(keys))
+    with pytest.raises(DeviceError, match="io_uring is not allowed here. Use 'threads'"):
+        SsdStorage(str(tmp_path / "others"), 64, 8 << 20, io="io_uring", depth=7)
+    storage.close()
