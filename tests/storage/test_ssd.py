@@ -195,6 +195,6 @@ def test_where_the_kernel_denies_rings_threads_are_chosen(tmp_path):
     keys = torch.arange(1000)
     storage.write(keys, rows_of(keys))
     assert torch.equal(storage.read(keys)[0], rows_of(keys))
-    with pytest.raises(DeviceError, match="io_uring is not allowed here. Use 'threads'"):
+    with pytest.raises(DeviceError, match=r"io_uring is not allowed here. Use 'threads'"):
         SsdStorage(str(tmp_path / "others"), 64, 8 << 20, io="io_uring", depth=7)
     storage.close()
