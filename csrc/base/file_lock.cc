@@ -91,12 +91,14 @@ Status FileLock::take(const std::string& path, const std::string& word, FileOwne
     while (::flock(taken.file_.descriptor(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) return file_failed(owner, path, "could not be locked", errno);
-      return {Code::storage, "[file " + path + "] wanted it for this process alone; " + holder_in(taken.file_) +
-                                 " has it. End that one, or choose another directory."};
+      return {Code::storage,
+              "[file " + path + "] wanted it for this process alone; " + holder_in(taken.file_) +
+                  " has it. End that one, or " +
+                  (owner == FileOwner::ssd ? "name another directory in Ssd(path=)." : "choose another directory.")};
     }
     taken.is_locked_ = true;
   }
-  const std::string content = std::to_string(taken.holder_) + " " + word + "\n";
+  const std::string content = std::to_string(taken.holder_) + (word.empty() ? "" : " " + word) + "\n";
   const int descriptor = taken.file_.descriptor();
   if (::ftruncate(descriptor, 0) != 0 ||
       ::pwrite(descriptor, content.data(), content.size(), 0) != ssize_t(content.size()))
