@@ -14,7 +14,21 @@
 
 namespace shoal {
 
-enum class FileCall { open, read, write, sync, remove, rename, truncate, sync_directory, list, make_directory, size };
+// lock: to take one, and then to write whose it is.
+enum class FileCall {
+  open,
+  read,
+  write,
+  sync,
+  remove,
+  rename,
+  truncate,
+  sync_directory,
+  list,
+  make_directory,
+  size,
+  lock
+};
 
 struct Fault {
   FileCall call;

@@ -63,6 +63,51 @@ void a_directory_that_cannot_be_written_says_so() {
   CHECK(says(OwnedDirectory::take(path, &directory), "Make it writable"));
 }
 
+void every_step_of_taking_it_can_fail_and_is_told() {
+  const std::string path = folder() + "/refused/deep";
+  struct Case {
+    FileCall call;
+    int64_t after;
+    const char* words;
+  };
+  for (const Case& step : {
+           Case{FileCall::make_directory, 0, "/refused/deep] the directory could not be made: "},
+           Case{FileCall::open, 0, "/refused/deep/LOCK] could not be opened: "},
+           Case{FileCall::lock, 0, "/refused/deep/LOCK] could not be locked: "},
+           Case{FileCall::lock, 1, "/refused/deep/LOCK] could not be written: "},
+           Case{FileCall::list, 0, "/refused/deep] the directory could not be read: "},
+           Case{FileCall::remove, 0, "/refused/deep/000.seg] could not be removed: "},
+       }) {
+    for (const auto& [error, todo] : {std::pair{EACCES, "Permission denied (errno 13). Make it writable"},
+                                      std::pair{ENOSPC, "No space left on device (errno 28). Free space"},
+                                      std::pair{EIO, "Input/output error (errno 5). The disk reported"}}) {
+      if (step.call == FileCall::remove) {
+        std::filesystem::create_directories(path);
+        std::ofstream(path + "/000.seg") << "old";
+      }
+      OwnedDirectory directory;
+      Faults::instance().inject({step.call, "/refused/deep", error, step.after, 1});
+      const Status status = OwnedDirectory::take(path, &directory);
+      CHECK(says(status, std::string(step.words) + todo) && directory.path().empty(), status.message());
+      Faults::instance().clear();
+      const Status again = OwnedDirectory::take(path, &directory);
+      CHECK(again.ok(), again.message());
+    }
+  }
+}
+
+void what_cannot_be_removed_stays_for_the_next_owner() {
+  const std::string path = folder() + "/stays";
+  OwnedDirectory directory;
+  CHECK(OwnedDirectory::take(path, &directory).ok());
+  std::ofstream(path + "/000.seg") << "rows";
+  Faults::instance().inject({FileCall::remove, "000.seg", EIO, 0, 1});
+  directory.release();
+  CHECK(std::filesystem::exists(path + "/000.seg") && !std::filesystem::exists(path + "/LOCK"));
+  CHECK(OwnedDirectory::take(path, &directory).ok());
+  CHECK(!std::filesystem::exists(path + "/000.seg"));
+}
+
 // As a worker of a data loader lives on where its parent was killed.
 void a_forked_child_neither_keeps_nor_removes_it() {
   const std::string path = folder() + "/forked";
@@ -106,4 +151,6 @@ int main() {
   shoal::a_directory_has_one_owner();
   shoal::what_a_dead_owner_left_is_removed_and_nothing_else();
   shoal::a_directory_that_cannot_be_written_says_so();
+  shoal::every_step_of_taking_it_can_fail_and_is_told();
+  shoal::what_cannot_be_removed_stays_for_the_next_owner();
 }

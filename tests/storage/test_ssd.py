@@ -109,6 +109,40 @@ def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path):
         SsdStorage(str(tmp_path / "file" / "rows"), 64, 8 << 20)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            _native.FileCall.make_directory,
+            r"rows\] the directory could not be made: Permission denied .* Make it writable",
+        ),
+        (_native.FileCall.open, r"rows/LOCK\] could not be opened: Permission denied .* Make it writable"),
+        (_native.FileCall.list, r"rows\] the directory could not be read: Permission denied .* Make it writable"),
+    ],
+    ids=["made", "locked", "read"],
+)
+def test_a_directory_that_is_refused_is_named(tmp_path, call, message):
+    _native.inject_fault(call, str(tmp_path / "rows"), errno.EACCES)
+    with pytest.raises(StorageError, match=message):
+        SsdStorage(str(tmp_path / "rows"), 64, 8 << 20)
+    SsdStorage(str(tmp_path / "rows"), 64, 8 << 20).close()
+
+
+def test_a_directory_is_free_once_its_process_was_killed_even_if_a_child_of_it_lives(tmp_path):
+    code = (
+        "import os, signal, sys; from shoal.storage import SsdStorage\n"
+        "storage = SsdStorage(sys.argv[1], 64, 8 << 20)\n"
+        "if os.fork() == 0: print('alive', flush=True); sys.stdin.read(); os._exit(0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "rows")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "alive\n"
+        process.wait()
+        SsdStorage(str(tmp_path / "rows"), 64, 8 << 20).close()
+        process.stdin.close()  # which the child waits for
+
+
 def test_a_size_below_a_few_segments_is_refused(tmp_path):
     with pytest.raises(StorageError, match=r"need a store of \d+ bytes at least; got 4096. Raise Ssd\(size=\)"):
         SsdStorage(str(tmp_path / "rows"), 64, 4096)
