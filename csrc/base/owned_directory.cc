@@ -1,6 +1,8 @@
 #include "base/owned_directory.h"
 
+#include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace shoal {
@@ -24,6 +26,35 @@ bool is_there(const std::string& path) {
   return !file_size(path, FileOwner::ssd, &bytes).ok() || bytes.has_value();
 }
 
+std::string above(const std::string& path) {
+  const size_t end = path.find_last_not_of('/');
+  const size_t slash = end == std::string::npos ? end : path.rfind('/', end);
+  return slash == std::string::npos ? "" : path.substr(0, slash);
+}
+
+// Directories above owned ones that there were not before. Whoever made one may go before others in it do: the last takes
+// it along. Not what is above that: it is the user's own.
+class MadeAbove {
+ public:
+  static MadeAbove& instance() {
+    static MadeAbove* const made = new MadeAbove;  // never destroyed: a directory may be released late
+    return *made;
+  }
+
+  void note(const std::string& path) {
+    std::lock_guard lock(mutex_);
+    made_.insert(path);
+  }
+  void remove_if_empty(const std::string& path) {
+    std::lock_guard lock(mutex_);
+    if (made_.contains(path) && remove_directory(path, FileOwner::ssd).ok()) made_.erase(path);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> made_;
+};
+
 }  // namespace
 
 OwnedDirectory& OwnedDirectory::operator=(OwnedDirectory&& other) noexcept {
@@ -39,8 +70,10 @@ Status OwnedDirectory::take(const std::string& path, OwnedDirectory* directory) 
   Status status;
   // An owner that goes removes its directory, maybe between the two calls.
   for (int tries = 0; tries < 10; ++tries) {
+    const bool is_above = is_there(above(path));
     status = make_directories(path, FileOwner::ssd, false);
     if (!status.ok()) return status;
+    if (!is_above) MadeAbove::instance().note(above(path));
     status = FileLock::take(path + kLockName, "", FileOwner::ssd, &lock);
     if (status.ok() || is_there(path)) break;
   }
@@ -60,6 +93,7 @@ void OwnedDirectory::release() {
     (void)remove_segments(path);
     (void)remove_file(path + kLockName);
     (void)remove_directory(path, FileOwner::ssd);
+    MadeAbove::instance().remove_if_empty(above(path));
   }
   lock_.release();
 }

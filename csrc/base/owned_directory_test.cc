@@ -108,6 +108,24 @@ void what_cannot_be_removed_stays_for_the_next_owner() {
   CHECK(!std::filesystem::exists(path + "/000.seg"));
 }
 
+void the_last_one_takes_the_directory_above_along_if_it_was_made_for_them() {
+  const std::string own = folder() + "/own", above = own + "/collection";
+  OwnedDirectory first, second;
+  CHECK(OwnedDirectory::take(above + "/a", &first).ok() && OwnedDirectory::take(above + "/b", &second).ok());
+  first.release();  // which made it
+  CHECK(std::filesystem::exists(above));
+  second.release();
+  CHECK(!std::filesystem::exists(above) && std::filesystem::exists(own));
+  // One that has something else in it stays, and so does one that was there.
+  CHECK(OwnedDirectory::take(above + "/a", &first).ok());
+  std::ofstream(above + "/notes.txt") << "mine";
+  first.release();
+  CHECK(std::filesystem::exists(above + "/notes.txt") && !std::filesystem::exists(above + "/a"));
+  CHECK(OwnedDirectory::take(own + "/a/", &first).ok());
+  first.release();
+  CHECK(std::filesystem::exists(own) && !std::filesystem::exists(own + "/a"));
+}
+
 // As a worker of a data loader lives on where its parent was killed.
 void a_forked_child_neither_keeps_nor_removes_it() {
   const std::string path = folder() + "/forked";
@@ -153,4 +171,5 @@ int main() {
   shoal::a_directory_that_cannot_be_written_says_so();
   shoal::every_step_of_taking_it_can_fail_and_is_told();
   shoal::what_cannot_be_removed_stays_for_the_next_owner();
+  shoal::the_last_one_takes_the_directory_above_along_if_it_was_made_for_them();
 }

@@ -232,3 +232,10 @@ def test_where_the_kernel_denies_rings_threads_are_chosen(tmp_path):
     with pytest.raises(DeviceError, match=r"io_uring is not allowed here. Use 'threads'"):
         SsdStorage(str(tmp_path / "others"), 64, 8 << 20, io="io_uring", depth=7)
     storage.close()
+
+
+def test_folders_of_collections_go_with_them(tmp_path):
+    storages = [SsdStorage(str(tmp_path / "own" / "bags-0" / name), 64, 8 << 20) for name in ("users", "items")]
+    for storage in storages:
+        storage.close()
+    assert not list((tmp_path / "own").iterdir())
