@@ -14,7 +14,7 @@
 
 namespace shoal {
 
-// lock: to take one, and then to write whose it is.
+// lock: to take one, and then to write whose it is. open_ring, hand_over: of io_uring, whose path is "io_uring".
 enum class FileCall {
   open,
   read,
@@ -27,7 +27,9 @@ enum class FileCall {
   list,
   make_directory,
   size,
-  lock
+  lock,
+  open_ring,
+  hand_over
 };
 
 struct Fault {

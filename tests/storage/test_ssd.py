@@ -222,18 +222,6 @@ print("read")
     assert told.stdout == "read\n", told.stderr
 
 
-def test_where_the_kernel_denies_rings_threads_are_chosen(tmp_path):
-    _native.inject_fault(_native.FileCall.open, "io_uring", errno.EPERM, times=1 << 40)
-    # A depth of its own: storages that are alike share their engine.
-    storage = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20, depth=7)
-    keys = torch.arange(1000)
-    storage.write(keys, rows_of(keys))
-    assert torch.equal(storage.read(keys)[0], rows_of(keys))
-    with pytest.raises(DeviceError, match=r"io_uring is not allowed here. Use 'threads'"):
-        SsdStorage(str(tmp_path / "others"), 64, 8 << 20, io="io_uring", depth=7)
-    storage.close()
-
-
 def test_folders_of_collections_go_with_them(tmp_path):
     storages = [SsdStorage(str(tmp_path / "own" / "bags-0" / name), 64, 8 << 20) for name in ("users", "items")]
     for storage in storages:
