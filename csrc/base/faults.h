@@ -14,7 +14,23 @@
 
 namespace shoal {
 
-enum class FileCall { open, read, write, sync, remove, rename, truncate, sync_directory, list, make_directory, size };
+// lock: to take one, and then to write whose it is. open_ring, hand_over: of io_uring, whose path is "io_uring".
+enum class FileCall {
+  open,
+  read,
+  write,
+  sync,
+  remove,
+  rename,
+  truncate,
+  sync_directory,
+  list,
+  make_directory,
+  size,
+  lock,
+  open_ring,
+  hand_over
+};
 
 struct Fault {
   FileCall call;

@@ -2,20 +2,16 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 
 namespace shoal {
 
 namespace {
-
-constexpr const char* kLockName = "LOCK";
 
 struct Advice {
   const char *space, *health, *rights, *place, *cut;
@@ -89,11 +85,6 @@ bool is_same_file(const struct stat& one, const struct stat& other) {
   return one.st_ino == other.st_ino && one.st_dev == other.st_dev;
 }
 
-bool is_at(int descriptor, const std::string& path) {
-  struct stat opened, named;
-  return ::fstat(descriptor, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && is_same_file(opened, named);
-}
-
 }  // namespace
 
 Status file_failed(FileOwner owner, const std::string& path, const std::string& what, int error) {
@@ -147,7 +138,10 @@ Status File::open_to_read(const std::string& path, bool direct, FileOwner owner,
   return open(path, O_RDONLY, direct, owner, "could not be opened", file);
 }
 
-bool File::is_at(const std::string& path) const { return shoal::is_at(descriptor_, path); }
+bool File::is_at(const std::string& path) const {
+  struct stat opened, named;
+  return ::fstat(descriptor_, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && is_same_file(opened, named);
+}
 
 bool File::is_same(const File& other) const {
   struct stat one, another;
@@ -230,65 +224,6 @@ Status File::answer(FileCall call, int64_t moved, int64_t bytes, int64_t offset)
           "[file " + path_ + "] " + what + ": only " + std::to_string(moved) + " are there. " + advice_for(owner_).cut};
 }
 
-// ---- directories
-
-OwnedDirectory& OwnedDirectory::operator=(OwnedDirectory&& other) noexcept {
-  if (this == &other) return *this;
-  release();
-  path_ = std::move(other.path_);
-  lock_ = std::exchange(other.lock_, -1);
-  return *this;
-}
-
-Status OwnedDirectory::take(const std::string& path, OwnedDirectory* directory) {
-  std::error_code failed;
-  std::filesystem::create_directories(path, failed);
-  if (failed) return file_failed(FileOwner::ssd, path, "the directory could not be made", failed.value());
-  const std::string name = path + "/" + kLockName;
-  OwnedDirectory taken;
-  int lock = -1;
-  // An owner that goes removes its lock: the one that was opened may be no more.
-  do {
-    if (lock >= 0) ::close(lock);
-    lock = open_at(name, O_RDWR | O_CREAT);
-    if (lock < 0) return file_failed(FileOwner::ssd, name, "could not be opened", errno);
-  } while (::flock(lock, LOCK_EX | LOCK_NB) == 0 && !is_at(lock, name));
-  if (::flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    char owner[32] = "?";
-    const ssize_t read = ::pread(lock, owner, sizeof owner - 1, 0);
-    owner[read > 0 ? read : 1] = 0;
-    ::close(lock);
-    return {Code::storage, "[file " + path + "] wanted a directory of its own; process " + owner +
-                               " has it. Name another one in Ssd(path=), or end that process."};
-  }
-  taken.lock_ = lock;  // from here on it is let go by itself
-  const std::string owner = std::to_string(::getpid());
-  if (::ftruncate(lock, 0) != 0 || ::pwrite(lock, owner.data(), owner.size(), 0) != ssize_t(owner.size()))
-    return file_failed(FileOwner::ssd, name, "could not be written", errno);
-  for (const auto& entry : std::filesystem::directory_iterator(path, failed)) {
-    if (entry.path().extension() != ".seg") continue;
-    if (Status status = remove_file(entry.path().string()); !status.ok()) return status;
-  }
-  if (failed) return file_failed(FileOwner::ssd, path, "the directory could not be read", failed.value());
-  taken.path_ = path;
-  *directory = std::move(taken);
-  return {};
-}
-
-void OwnedDirectory::release() {
-  if (lock_ < 0) return;
-  if (!path_.empty()) {
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
-      if (entry.path().extension() == ".seg") std::filesystem::remove(entry.path(), ignored);
-    }
-    std::filesystem::remove(path_ + "/" + kLockName, ignored);
-    std::filesystem::remove(path_, ignored);  // unless something else is in it
-  }
-  ::close(std::exchange(lock_, -1));
-  path_.clear();
-}
-
 // ---- names
 
 Status remove_file(const std::string& path, FileOwner owner) {
@@ -327,18 +262,26 @@ Status sync_directory(const std::string& path, FileOwner owner) {
   return answer_of(error, owner, path, "the directory could not be brought to the disk");
 }
 
-Status make_directories(const std::string& path, FileOwner owner) {
+Status make_directories(const std::string& path, FileOwner owner, bool durable) {
   constexpr const char* kFailed = "the directory could not be made";
   if (const int error = Faults::instance().check(FileCall::make_directory, path))
     return file_failed(owner, path, kFailed, error);
-  std::string above = path.starts_with('/') ? "/" : ".";
+  const std::string first = path.starts_with('/') ? "/" : ".";
+  std::string above = first;
+  int removed = 0;
   for (size_t end = 0; end < path.size();) {
     end = std::min(path.find('/', end + 1), path.size());
     const std::string part = path.substr(0, end);
     const int made = PowerCut::instance().records(part) ? PowerCut::instance().make_directory(part, 0755)
                                                         : ::mkdir(part.c_str(), 0755);
+    // Others may remove empty ones meanwhile.
+    if (made != 0 && errno == ENOENT && ++removed < 10) {
+      end = 0;
+      above = first;
+      continue;
+    }
     if (made != 0 && errno != EEXIST) return file_failed(owner, part, kFailed, errno);
-    if (made == 0) {
+    if (made == 0 && durable) {
       Status status = sync_directory(above, owner);
       if (!status.ok()) {
         ::rmdir(part.c_str());  // or the next call would take it for an old one, which needs no sync

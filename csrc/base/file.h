@@ -74,27 +74,6 @@ class File {
   bool direct_ = false;
 };
 
-// A directory that one process has to itself.
-class OwnedDirectory {
- public:
-  OwnedDirectory() = default;
-  OwnedDirectory(OwnedDirectory&& other) noexcept { *this = std::move(other); }
-  OwnedDirectory& operator=(OwnedDirectory&& other) noexcept;
-  ~OwnedDirectory() { release(); }
-
-  // Makes it, with those above it, and takes it; where another process has it, the error names that one. Files that a
-  // dead owner left are removed.
-  static Status take(const std::string& path, OwnedDirectory* directory);
-  // Removes what is in it, and the directory.
-  void release();
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  int lock_ = -1;
-};
-
 // No error where there is none.
 Status remove_file(const std::string& path, FileOwner owner = FileOwner::ssd);
 // One that is empty; no error where there is none.
@@ -103,8 +82,8 @@ Status remove_directory(const std::string& path, FileOwner owner);
 Status rename_file(const std::string& from, const std::string& to, FileOwner owner);
 // Names that were given and taken in it are on the disk.
 Status sync_directory(const std::string& path, FileOwner owner);
-// With those above it, whose names for those that were made are on the disk.
-Status make_directories(const std::string& path, FileOwner owner);
+// With those above it, whose names for those that were made are on the disk, unless nobody needs them after a power cut.
+Status make_directories(const std::string& path, FileOwner owner, bool durable = true);
 // What is in it, by name.
 Status list_directory(const std::string& path, FileOwner owner, std::vector<std::string>* names);
 // Nothing where there is no file.

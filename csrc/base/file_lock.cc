@@ -51,6 +51,20 @@ class OpenLocks {
   std::vector<int> descriptors_;
 };
 
+// An errno, 0 if all is well.
+int locked(const File& file, bool wait) {
+  if (const int error = Faults::instance().check(FileCall::lock, file.path())) return error;
+  return ::flock(file.descriptor(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+}
+
+// The same. Not by File's calls: no power cut has to take it back.
+int written(const File& file, const std::string& content) {
+  if (const int error = Faults::instance().check(FileCall::lock, file.path())) return error;
+  if (::ftruncate(file.descriptor(), 0) != 0) return errno;
+  const ssize_t moved = ::pwrite(file.descriptor(), content.data(), content.size(), 0);
+  return moved == ssize_t(content.size()) ? 0 : moved < 0 ? errno : ENOSPC;
+}
+
 // "process 4711 (log)", as far as the file has it: anything may stand there.
 std::string holder_in(const File& file) {
   char text[64];
@@ -88,19 +102,18 @@ Status FileLock::take(const std::string& path, const std::string& word, FileOwne
   while (!taken.is_locked_ || !taken.file_.is_at(path)) {
     taken.release();
     if (Status status = OpenLocks::instance().open(path, owner, &taken.file_); !status.ok()) return status;
-    while (::flock(taken.file_.descriptor(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EINTR) continue;
-      if (errno != EWOULDBLOCK) return file_failed(owner, path, "could not be locked", errno);
-      return {Code::storage, "[file " + path + "] wanted it for this process alone; " + holder_in(taken.file_) +
-                                 " has it. End that one, or choose another directory."};
+    while (const int error = locked(taken.file_, wait)) {
+      if (error == EINTR) continue;
+      if (error != EWOULDBLOCK) return file_failed(owner, path, "could not be locked", error);
+      return {Code::storage,
+              "[file " + path + "] wanted it for this process alone; " + holder_in(taken.file_) +
+                  " has it. End that one, or " +
+                  (owner == FileOwner::ssd ? "name another directory in Ssd(path=)." : "choose another directory.")};
     }
     taken.is_locked_ = true;
   }
-  const std::string content = std::to_string(taken.holder_) + " " + word + "\n";
-  const int descriptor = taken.file_.descriptor();
-  if (::ftruncate(descriptor, 0) != 0 ||
-      ::pwrite(descriptor, content.data(), content.size(), 0) != ssize_t(content.size()))
-    return file_failed(owner, path, "could not be written", errno);
+  const std::string content = std::to_string(taken.holder_) + (word.empty() ? "" : " " + word) + "\n";
+  if (const int error = written(taken.file_, content)) return file_failed(owner, path, "could not be written", error);
   *lock = std::move(taken);
   return {};
 }

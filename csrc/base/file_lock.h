@@ -20,7 +20,7 @@ class FileLock {
   FileLock& operator=(FileLock&& other) noexcept;
   ~FileLock() { release(); }
 
-  // Makes the file where there is none. `word`, of letters, says what it is for. Where another has it, even in this process,
+  // Makes the file where there is none. `word`, of letters, says what it is for, if it is not empty. Where another has it, even in this process,
   // the error names its process; or it waits until nobody has it.
   static Status take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock,
                      bool wait = false);

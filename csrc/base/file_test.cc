@@ -1,7 +1,6 @@
 #include "base/file.h"
 
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -152,45 +151,6 @@ void every_call_can_be_made_to_fail() {
   Faults::instance().clear();
 }
 
-void a_directory_has_one_owner() {
-  const std::string path = folder() + "/owned/deep";
-  OwnedDirectory directory;
-  CHECK(OwnedDirectory::take(path, &directory).ok());
-  const pid_t child = ::fork();
-  if (child == 0) {
-    OwnedDirectory other;
-    const Status status = OwnedDirectory::take(path, &other);
-    std::_Exit(says(status, "process " + std::to_string(::getppid()) + " has it") ? 0 : 1);
-  }
-  int how = 0;
-  CHECK(::waitpid(child, &how, 0) == child && how == 0, how);
-  directory.release();
-  CHECK(!std::filesystem::exists(path));
-  CHECK(OwnedDirectory::take(path, &directory).ok());
-}
-
-void what_a_dead_owner_left_is_removed_and_nothing_else() {
-  const std::string path = folder() + "/left";
-  std::filesystem::create_directories(path);
-  std::ofstream(path + "/000.seg") << "old";
-  std::ofstream(path + "/notes.txt") << "mine";
-  OwnedDirectory directory;
-  CHECK(OwnedDirectory::take(path, &directory).ok());
-  CHECK(!std::filesystem::exists(path + "/000.seg") && std::filesystem::exists(path + "/notes.txt"));
-  std::ofstream(path + "/001.seg") << "new";
-  directory.release();
-  CHECK(!std::filesystem::exists(path + "/001.seg") && std::filesystem::exists(path + "/notes.txt"));
-}
-
-void a_directory_that_cannot_be_written_says_so() {
-  if (::geteuid() == 0) return;  // to whom all are open
-  const std::string path = folder() + "/closed";
-  std::filesystem::create_directories(path);
-  ::chmod(path.c_str(), 0500);
-  OwnedDirectory directory;
-  CHECK(says(OwnedDirectory::take(path, &directory), "Make it writable"));
-}
-
 }  // namespace
 }  // namespace shoal
 
@@ -203,7 +163,4 @@ int main() {
   shoal::the_end_within_a_block_is_met_by_direct_reads();
   shoal::names_are_given_taken_and_listed();
   shoal::every_call_can_be_made_to_fail();
-  shoal::a_directory_has_one_owner();
-  shoal::what_a_dead_owner_left_is_removed_and_nothing_else();
-  shoal::a_directory_that_cannot_be_written_says_so();
 }

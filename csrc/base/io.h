@@ -60,7 +60,8 @@ class Io {
   int depth_;
 };
 
-// By the kernel's io_uring; null where it is not allowed.
+// By the kernel's io_uring; null where it is not allowed. A queue that gets no ring of its own, as where too many files are
+// open, or loses it, is served by threads.
 std::unique_ptr<Io> make_uring(int depth);
 // By threads that wait for a request each.
 std::unique_ptr<Io> make_io_threads(int depth);

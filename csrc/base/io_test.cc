@@ -1,6 +1,14 @@
 #include "base/io.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -157,10 +165,114 @@ void calls_from_several_threads_do_not_meet(Io* io) {
   for (std::thread& thread : threads) thread.join();
 }
 
+void a_queue_without_a_ring_is_served_by_threads() {
+  for (const int error : {EMFILE, ENFILE, ENOMEM, EPERM}) {
+    const std::unique_ptr<Io> io = make_uring(8);
+    if (io == nullptr) return;
+    const std::unique_ptr<IoQueue> with_ring = io->queue();
+    Faults::instance().inject({FileCall::open_ring, "", error, 0, 1'000'000});
+    what_is_written_is_read(io.get(), true);
+    queues_are_under_way_beside_each_other(io.get());
+    a_fault_is_the_answer_of_its_request_alone(io.get());  // and clears them
+  }
+}
+
+// The kernel takes some requests, then none: what it took must be done before anyone has its memory back.
+void a_ring_that_is_lost_loses_no_request() {
+  constexpr int64_t kBytes = int64_t{1} << 20, kReads = 24;
+  File file;
+  CHECK(File::create(folder() + "/lost.seg", true, &file).ok());
+  Memory memory(kBytes), back(kReads * kBytes);
+  for (int64_t number = 0; number < kReads; ++number) {
+    std::memset(memory.at, int(number + 1), kBytes);
+    CHECK(file.write(memory.at, kBytes, number * kBytes).ok());
+  }
+  for (int64_t after = 0; after < 6; ++after) {
+    const std::unique_ptr<Io> io = make_uring(8);
+    if (io == nullptr) return;
+    std::memset(back.at, 0, kReads * kBytes);
+    Faults::instance().inject({FileCall::hand_over, "", EBADF, after, 1});
+    std::vector<IoRequest> reads;
+    for (int64_t number = 0; number < kReads; ++number)
+      reads.push_back({FileCall::read, &file, back.at + number * kBytes, kBytes, number * kBytes});
+    const std::unique_ptr<IoQueue> queue = io->queue();
+    for (size_t number = 0; number < kReads; ++number) {
+      queue->ask(&reads[number]);
+      if (number == 4) queue->begin();
+    }
+    int64_t answered = 0;
+    for (; IoRequest* read = queue->next(); ++answered) {
+      const char wanted = char(read->offset / kBytes + 1);
+      CHECK(read->status().ok(), after, read->status().message());
+      CHECK(read->memory[0] == wanted && read->memory[kBytes - 1] == wanted, after, read->offset);
+      // It is the caller's: nobody writes to it any more.
+      std::memset(read->memory, 0, kBytes);
+    }
+    CHECK(answered == kReads, after, answered);
+    for (int64_t at = 0; at < kReads * kBytes; at += 512) CHECK(back.at[at] == 0, after, at);
+    Faults::instance().clear();
+    what_is_written_is_read(io.get(), true);  // by another ring
+  }
+}
+
+void where_io_uring_is_denied_threads_are_chosen() {
+  Faults::instance().inject({FileCall::open_ring, "", EPERM, 0, 2});
+  CHECK(make_uring(8) == nullptr);
+  const std::unique_ptr<Io> io = make_io(8);
+  Faults::instance().clear();
+  CHECK(io->name() == "threads", io->name());
+  what_is_written_is_read(io.get(), true);
+}
+
+// From now on, in this process; false where even that is not allowed.
+bool deny_io_uring() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_enter, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {sizeof program / sizeof *program, program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// As in a container. In a child: it cannot be taken back.
+template <typename Body>
+void where_the_kernel_denies_io_uring(const Body& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    std::_Exit(0);
+  }
+  int how = 0;
+  CHECK(::waitpid(child, &how, 0) == child && how == 0, how);
+}
+
+void a_kernel_that_denies_io_uring_is_noticed() {
+  where_the_kernel_denies_io_uring([] {
+    if (!deny_io_uring()) return;
+    const std::unique_ptr<Io> io = make_io(8);
+    CHECK(io->name() == "threads", io->name());
+    what_is_written_is_read(io.get(), true);
+  });
+  where_the_kernel_denies_io_uring([] {
+    const std::unique_ptr<Io> io = make_io(8);
+    if (!deny_io_uring()) return;  // though a ring is open
+    what_is_written_is_read(io.get(), true);
+    queues_are_under_way_beside_each_other(io.get());
+  });
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
+  shoal::folder();                                    // made here: a child's would stay
+  shoal::a_kernel_that_denies_io_uring_is_noticed();  // before there are threads, which no fork should meet
+  shoal::where_io_uring_is_denied_threads_are_chosen();
+  shoal::a_queue_without_a_ring_is_served_by_threads();
+  shoal::a_ring_that_is_lost_loses_no_request();
   for (const auto& io : shoal::both()) {
     for (const bool direct : {true, false}) shoal::what_is_written_is_read(io.get(), direct);
     shoal::a_file_that_ends_early_says_so(io.get());

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 #include "base/io.h"
 
@@ -47,6 +49,9 @@ class Mapping {
 unsigned acquire(unsigned* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); }
 void release(unsigned* word, unsigned value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
 
+// What faults know a ring by: it has no path.
+const std::string kRingName = "io_uring";
+
 // A queue of requests to the kernel and one of its answers. For one thread at a time.
 class Ring {
  public:
@@ -58,6 +63,7 @@ class Ring {
   }
 
   bool open(unsigned entries) {
+    if (Faults::instance().check(FileCall::open_ring, kRingName) != 0) return false;
     io_uring_params given{};
     ring_ = int(::syscall(__NR_io_uring_setup, entries, &given));
     // Both queues in one mapping and reads that need no other call are as old as Linux 5.6.
@@ -101,6 +107,7 @@ class Ring {
 
   // Hands over what was asked and waits for so many answers; an errno if the kernel takes nothing.
   int hand_over(unsigned answers) {
+    if (const int error = Faults::instance().check(FileCall::hand_over, kRingName)) return error;
     while (true) {
       const unsigned flags = answers > 0 ? IORING_ENTER_GETEVENTS : 0;
       const long taken = ::syscall(__NR_io_uring_enter, ring_, waiting_, answers, flags, nullptr, 0);
@@ -109,6 +116,15 @@ class Ring {
         return 0;
       }
       if (errno != EINTR && errno != EAGAIN && errno != EBUSY) return errno;
+    }
+  }
+
+  // Numbers of what was asked and not handed over, which stays so.
+  template <typename Take>
+  void take_back(const Take& take) {
+    for (; waiting_ > 0; --waiting_) {
+      const unsigned at = (*asked_tail_ - waiting_) & asked_mask_;
+      take(entries_.as<io_uring_sqe>(0)[asked_[at]].user_data);
     }
   }
 
@@ -136,9 +152,7 @@ class Uring;
 // The requests of one caller, and the ring that they are on.
 class UringQueue : public IoQueue {
  public:
-  // Without a ring, as where a process may have no more of them, every answer is an error.
   UringQueue(Uring* owner, std::unique_ptr<Ring> ring) : owner_(owner), ring_(std::move(ring)) {
-    if (ring_ == nullptr) return;
     on_ring_.resize(ring_->size());
     for (uint32_t number = ring_->size(); number > 0; --number) free_.push_back(number - 1);
   }
@@ -152,11 +166,13 @@ class UringQueue : public IoQueue {
   void begin() override {
     fill();
     if (ring_ != nullptr && ring_->waiting() > 0) check(ring_->hand_over(0));
+    if (instead_ != nullptr) instead_->begin();
   }
 
   IoRequest* next() override {
     fill();
     while (answered_.empty()) {
+      if (instead_ != nullptr) return instead_->next();
       if (asked_.empty() && free_.size() == on_ring_.size()) return nullptr;
       if (!take_answers()) {
         check(ring_->hand_over(1));
@@ -173,17 +189,18 @@ class UringQueue : public IoQueue {
  private:
   // What was asked for goes onto the ring, as far as there is room.
   void fill() {
-    while (!asked_.empty() && (ring_ == nullptr || !free_.empty())) {
+    while (!asked_.empty() && (instead_ != nullptr || !free_.empty())) {
       IoRequest* const request = asked_.front();
       asked_.pop_front();
-      const int error = ring_ == nullptr ? error_ : Faults::instance().check(request->call, request->file->path());
-      if (error != 0) {
+      if (instead_ != nullptr) {
+        instead_->ask(request);
+      } else if (const int error = Faults::instance().check(request->call, request->file->path())) {
         answer(request, -error);
-        continue;
+      } else {
+        on_ring_[free_.back()] = request;
+        ring_->ask(*request, free_.back());
+        free_.pop_back();
       }
-      on_ring_[free_.back()] = request;
-      ring_->ask(*request, free_.back());
-      free_.pop_back();
     }
   }
 
@@ -210,25 +227,15 @@ class UringQueue : public IoQueue {
     answered_.push_back(request);
   }
 
-  // Where the kernel takes nothing, closing the ring ends what is under way.
-  void check(int error) {
-    if (error == 0) return;
-    ring_.reset();
-    error_ = error;
-    std::vector<bool> idle(on_ring_.size());
-    for (const uint32_t number : free_) idle[number] = true;
-    for (size_t number = 0; number < on_ring_.size(); ++number)
-      if (!idle[number]) answer(on_ring_[number], -error);
-    on_ring_.clear();
-    free_.clear();
-  }
+  // Where the kernel takes nothing any more, threads do what it has not taken.
+  void check(int error);
 
   Uring* const owner_;
   std::unique_ptr<Ring> ring_;
-  int error_ = ENOMEM;               // of what is asked for without a ring
-  std::deque<IoRequest*> asked_;     // that are not on the ring
-  std::vector<IoRequest*> on_ring_;  // by number
-  std::vector<uint32_t> free_;       // numbers
+  std::unique_ptr<IoQueue> instead_;  // of the ring, once that is lost
+  std::deque<IoRequest*> asked_;      // that are not on the ring
+  std::vector<IoRequest*> on_ring_;   // by number
+  std::vector<uint32_t> free_;        // numbers
   std::deque<IoRequest*> answered_;
 };
 
@@ -246,7 +253,13 @@ class Uring : public Io {
 
   std::string name() const override { return "io_uring"; }
 
-  std::unique_ptr<IoQueue> queue() override { return std::make_unique<UringQueue>(this, take()); }
+  // Where there is no ring for it, as where a process has no descriptor or no memory to lock left, threads do its work.
+  std::unique_ptr<IoQueue> queue() override {
+    std::unique_ptr<Ring> ring = take();
+    return ring != nullptr ? std::make_unique<UringQueue>(this, std::move(ring)) : queue_of_threads();
+  }
+
+  std::unique_ptr<IoQueue> queue_of_threads() { return threads_->queue(); }
 
   void give(std::unique_ptr<Ring> ring) {
     std::lock_guard lock(mutex_);
@@ -268,8 +281,24 @@ class Uring : public Io {
   }
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Ring>> rings_;  // as many as queues were there beside each other
+  std::vector<std::unique_ptr<Ring>> rings_;                      // as many as queues were there beside each other
+  const std::unique_ptr<Io> threads_ = make_io_threads(depth());  // that begin with their first request
 };
+
+void UringQueue::check(int error) {
+  if (error == 0) return;
+  instead_ = owner_->queue_of_threads();
+  ring_->take_back([this](uint64_t number) {
+    asked_.push_back(on_ring_[number]);
+    free_.push_back(uint32_t(number));
+  });
+  // What it has taken it still does, and would read and write memory that is another's by then. Its answers come into
+  // memory that is shared, without a call.
+  while (free_.size() < on_ring_.size())
+    if (!take_answers()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  ring_.reset();
+  fill();
+}
 
 UringQueue::~UringQueue() {
   while (next() != nullptr) {

@@ -84,9 +84,10 @@ bool Pages::populate(size_t from, size_t to) {
   return !data_ || from >= to || madvise(data_ + from, to - from, MADV_POPULATE_WRITE) == 0 || errno == EINVAL;
 }
 
-void Pages::discard(size_t from) {
+void Pages::discard(size_t from, size_t to) {
   from = round_up(from, 4096);
-  if (data_ && from < size_) madvise(data_ + from, size_ - from, MADV_DONTNEED);
+  to = std::min(to, size_) / 4096 * 4096;
+  if (data_ && from < to) madvise(data_ + from, to - from, MADV_DONTNEED);
 }
 
 Buffers& Buffers::instance() { return PerProcess<Buffers>::get(); }

@@ -36,8 +36,8 @@ class Pages {
   void collapse();
   // Makes [from, to) resident now, in one call instead of a fault for every page. False if the system refused.
   bool populate(size_t from, size_t to);
-  // Gives the whole pages of [from, size) back to the OS; they read as zero afterwards.
-  void discard(size_t from);
+  // Gives the whole pages of [from, to) back to the OS, up to the end if `to` is not given; they read as zero afterwards.
+  void discard(size_t from, size_t to = SIZE_MAX);
 
  private:
   void unmap();

@@ -90,6 +90,12 @@ void discarded_pages_read_as_zero_and_leave_memory() {
     CHECK(all_equal(pages.data() + kBytes - kPage, kPage, 5));
     pages.discard(0);
     CHECK(all_equal(pages.data(), kBytes, 0), huge);
+    std::memset(pages.data(), 7, 8 * kPage);
+    pages.discard(kPage + 64, 4 * kPage + 64);  // whole pages of a part alone
+    CHECK(all_equal(pages.data(), 2 * kPage, 7) && all_equal(pages.data() + 4 * kPage, 4 * kPage, 7), huge);
+    CHECK(all_equal(pages.data() + 2 * kPage, 2 * kPage, 0), huge);
+    pages.discard(5 * kPage, 5 * kPage + 64);
+    CHECK(all_equal(pages.data() + 4 * kPage, 4 * kPage, 7), huge);
   }
   Pages none;
   none.discard(0);

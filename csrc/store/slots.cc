@@ -14,11 +14,17 @@ namespace {
 
 constexpr uint32_t kPartBuckets = 512;
 constexpr int64_t kPartBytes = kPartBuckets * int64_t{sizeof(Bucket)};
-constexpr int64_t kPartsPerPage = int64_t{kHugePage} / kPartBytes;
+constexpr size_t kPartsPerPage = kHugePage / size_t{kPartBytes};
 constexpr uint32_t kLeastBuckets = 16;  // of a part that is its section's only one
 // Fuller ones pass many keys on to the next bucket; less full ones take more than 24 bytes a key, since half of a full
 // part is what is in it after its split.
 constexpr int64_t kFullPercent = 85;
+constexpr uint32_t full(uint32_t buckets) { return uint32_t(buckets * int64_t{kBucketKeys} * kFullPercent / 100); }
+// Of a full one, what two parts may have to become one. Where it is more, the next keys split them again; where it is less,
+// shrinking takes more than 24 bytes a key.
+constexpr int64_t kMergedPercent = 94;
+constexpr uint32_t merged(uint32_t buckets) { return uint32_t(full(buckets) * kMergedPercent / 100); }
+constexpr uint32_t kLooksEvery = 16;  // erases: at a part's other half, which lies elsewhere
 // From here on a page is 6 % of the index at most, and comes as a huge one although not all of it is in use.
 constexpr size_t kWholeFromPage = 16;
 constexpr int64_t kMostAhead = 2;   // pages: a third is not needed before these can be made
@@ -63,7 +69,7 @@ int SlotIndex::section_of(uint64_t hash) {
 
 // ---- one part
 
-int64_t SlotIndex::Part::room() const { return (int64_t{mask} + 1) * kBucketKeys * kFullPercent / 100 - size; }
+bool SlotIndex::Part::has_room() const { return size < full(mask + 1u); }
 
 uint32_t* SlotIndex::Part::locate(uint64_t hash, int64_t key) const {
   // Keys that were made for it could have been passed on through all buckets.
@@ -118,11 +124,10 @@ Status SlotIndex::make_room(Section* section, uint64_t hash) {
     if (section->parts.empty()) return begin(section);
     while (true) {
       Part& part = section->part_of(hash);
-      if (part.room() > 0) return {};
-      if (part.mask + 1 < kPartBuckets) {
+      if (part.has_room()) return {};
+      if (part.mask + 1u < kPartBuckets) {
         section->bucket_bytes += (int64_t{part.mask} + 1) * int64_t{sizeof(Bucket)};
-        part.mask = 2 * part.mask + 1;
-        deal_out(&part, nullptr);
+        deal_out(&part, uint16_t(2 * part.mask + 1), nullptr);
       } else if (Status status = split(section, hash); !status.ok()) {
         return status;
       }
@@ -136,7 +141,7 @@ Status SlotIndex::begin(Section* section) {
   section->parts.reserve(1);
   section->which.reserve(1);
   Part part{.mask = kLeastBuckets - 1};
-  if (Status status = take_buckets(&part.buckets); !status.ok()) return status;
+  if (Status status = take_buckets(*section, &part); !status.ok()) return status;
   section->parts.push_back(part);
   section->which.push_back(0);
   section->bucket_bytes = kLeastBuckets * int64_t{sizeof(Bucket)};
@@ -156,20 +161,20 @@ Status SlotIndex::split(Section* section, uint64_t hash) {
   }
   if (parts.size() == parts.capacity()) parts.reserve(parts.size() + parts.size() / 4 + 1);
   Part other{.mask = kPartBuckets - 1};
-  if (Status status = take_buckets(&other.buckets); !status.ok()) return status;
+  if (Status status = take_buckets(*section, &other); !status.ok()) return status;
   Part& part = section->part_of(hash);
-  deal_out(&part, &other);
+  deal_out(&part, part.mask, &other);
   other.depth = ++part.depth;
+  part.prefix = 2 * part.prefix;
+  other.prefix = part.prefix + 1;
   // The places of a part are beside each other: the upper half becomes the other's.
-  const size_t places = size_t{1} << (section->depth - part.depth);
-  const size_t first = section->number_of(hash) / (2 * places) * (2 * places);
-  std::fill_n(which.begin() + int64_t(first + places), places, uint32_t(parts.size()));
+  std::fill_n(which.begin() + int64_t(section->first_place(other)), section->places(other), uint32_t(parts.size()));
   parts.push_back(other);
   section->bucket_bytes += kPartBytes;
   return {};
 }
 
-void SlotIndex::deal_out(Part* part, Part* other) {
+void SlotIndex::deal_out(Part* part, uint16_t mask, Part* other) {
   int64_t keys[kPartBuckets * kBucketKeys];
   uint32_t slots[kPartBuckets * kBucketKeys];
   int n = 0;
@@ -184,6 +189,7 @@ void SlotIndex::deal_out(Part* part, Part* other) {
     bucket.over = 0;
   }
   part->size = 0;
+  part->mask = mask;
   for (int i = 0; i < n; ++i) {
     const uint64_t hash = hash_of(keys[i]);
     Part* const into = other != nullptr && goes_to_other(hash, part->depth) ? other : part;
@@ -191,9 +197,10 @@ void SlotIndex::deal_out(Part* part, Part* other) {
   }
 }
 
-Status SlotIndex::take_buckets(Bucket** buckets) {
+Status SlotIndex::take_buckets(const Section& section, Part* part) {
   std::lock_guard lock(mutex_);
-  if (taken_ == int64_t(pages_.size()) * kPartsPerPage) {
+  if (owners_.size() == owners_.capacity()) owners_.reserve(owners_.size() + owners_.size() / 4 + 1);
+  if (owners_.size() == pages_.size() * kPartsPerPage) {
     // All of the last one is in use: it takes no more as a huge one.
     if (!pages_.empty()) pages_.back().collapse();
     pages_.reserve(pages_.size() + 1);
@@ -203,9 +210,14 @@ Status SlotIndex::take_buckets(Bucket** buckets) {
       return status;
     pages_.push_back(std::move(pages));
   }
-  *buckets = reinterpret_cast<Bucket*>(pages_.back().data() + taken_ % kPartsPerPage * kPartBytes);
-  ++taken_;
+  part->number = uint32_t(owners_.size());
+  part->buckets = place_of(part->number);
+  owners_.push_back({uint32_t(&section - sections_.data()), uint32_t(section.parts.size())});
   return {};
+}
+
+Bucket* SlotIndex::place_of(uint32_t number) const {
+  return reinterpret_cast<Bucket*>(pages_[number / kPartsPerPage].data() + number % kPartsPerPage * kPartBytes);
 }
 
 void SlotIndex::prepare_growth() {
@@ -214,6 +226,111 @@ void SlotIndex::prepare_growth() {
   const int64_t pages = std::clamp<int64_t>(room / int64_t{kHugePage}, 0, kMostAhead);
   if (pages != pages_ahead_) PageStock::instance().want(pages - pages_ahead_);
   pages_ahead_ = pages;
+}
+
+// ---- what is erased
+
+void SlotIndex::shrink(Section* section, uint64_t hash) {
+  bool less = false;
+  while (merge(section, hash)) less = true;
+  if (less) shrink_lists(section);
+  Part& part = section->part_of(hash);
+  while (section->parts.size() == 1 && part.mask + 1u > kLeastBuckets && part.size <= merged((part.mask + 1u) / 2)) {
+    deal_out(&part, part.mask / 2, nullptr);
+    clear_buckets(part.number, part.mask + 1u);
+    section->bucket_bytes -= (int64_t{part.mask} + 1) * int64_t{sizeof(Bucket)};
+    less = true;
+  }
+  if (less) prepare_growth();
+}
+
+bool SlotIndex::merge(Section* section, uint64_t hash) {
+  const uint32_t one = section->which[section->number_of(hash)];
+  const Part& part = section->parts[one];
+  if (part.depth == 0) return false;
+  const uint32_t other = section->which[section->number_of(hash) ^ section->places(part)];
+  if (section->parts[other].depth != part.depth || part.size + section->parts[other].size > merged(kPartBuckets))
+    return false;
+  // Keys go to the fuller one.
+  const bool into_one = part.size >= section->parts[other].size;
+  Part& into = section->parts[into_one ? one : other];
+  const uint32_t goes = into_one ? other : one;
+  const Part& from = section->parts[goes];
+  for (uint32_t at = 0; at <= from.mask; ++at) {
+    const Bucket& bucket = from.buckets[at];
+    for (uint32_t used = bucket.used; used != 0; used &= used - 1) {
+      const int i = __builtin_ctz(used);
+      into.place(hash_of(bucket.keys[i]), bucket.keys[i], bucket.slots[i]);
+    }
+  }
+  --into.depth;
+  into.prefix /= 2;
+  std::fill_n(section->which.begin() + int64_t(section->first_place(into)), section->places(into),
+              into_one ? one : other);
+  remove(section, goes);
+  return true;
+}
+
+void SlotIndex::remove(Section* section, uint32_t number) {
+  std::vector<Part>& parts = section->parts;
+  const uint32_t place = parts[number].number;
+  if (number + 1 < parts.size()) {
+    const Part& moves = parts[number] = parts.back();
+    std::fill_n(section->which.begin() + int64_t(section->first_place(moves)), section->places(moves), number);
+    owners_[moves.number].part = number;
+  }
+  parts.pop_back();
+  section->bucket_bytes -= kPartBytes;
+  give_buckets(place);
+}
+
+void SlotIndex::give_buckets(uint32_t number) {
+  const auto last = uint32_t(owners_.size() - 1);
+  if (number != last) {
+    Part& moves = sections_[owners_[last].section].parts[owners_[last].part];
+    Bucket* const to = place_of(number);
+    std::copy_n(moves.buckets, moves.mask + 1u, to);
+    clear_buckets(number, moves.mask + 1u);
+    moves.buckets = to;
+    moves.number = number;
+    owners_[number] = owners_[last];
+  }
+  clear_buckets(last, 0);
+  owners_.pop_back();
+  // One stays that is empty: the next part may need it.
+  while (pages_.size() > (owners_.size() + kPartsPerPage - 1) / kPartsPerPage + 1) pages_.pop_back();
+}
+
+void SlotIndex::clear_buckets(uint32_t number, uint32_t from) {
+  const size_t page = number / kPartsPerPage;
+  Bucket* const buckets = place_of(number);
+  uint32_t to = kPartBuckets;
+  if (page < kWholeFromPage) {
+    constexpr uint32_t kTogetherGiven = 4096 / sizeof(Bucket);
+    const size_t begin = number % kPartsPerPage * size_t{kPartBytes};
+    pages_[page].discard(begin + from * sizeof(Bucket), begin + size_t{kPartBytes});
+    to = (from + kTogetherGiven - 1) / kTogetherGiven * kTogetherGiven;
+  }
+  for (uint32_t at = from; at < to; ++at) buckets[at].used = 0, buckets[at].over = 0;
+}
+
+// They are left as they are where there is no memory for smaller ones.
+void SlotIndex::shrink_lists(Section* section) {
+  std::vector<Part>& parts = section->parts;
+  std::vector<uint32_t>& which = section->which;
+  try {
+    if (parts.capacity() > 2 * parts.size()) parts.shrink_to_fit();
+    if (owners_.capacity() > 2 * owners_.size()) owners_.shrink_to_fit();
+    if (which.size() < 4 * parts.size()) return;
+    uint32_t depth = 0;
+    for (const Part& part : parts) depth = std::max<uint32_t>(depth, part.depth);
+    if (depth == section->depth) return;
+    for (size_t i = 0; i < which.size() / 2; ++i) which[i] = which[2 * i];
+    which.resize(which.size() / 2);
+    --section->depth;
+    which.shrink_to_fit();
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 // ---- all of it
@@ -233,6 +350,7 @@ int64_t SlotIndex::bytes() const {
     lists += int64_t(section.parts.capacity() * sizeof(Part) + section.which.capacity() * sizeof(uint32_t));
   }
   if (pages_.size() > kWholeFromPage) buckets = int64_t(pages_.size() * kHugePage);
+  lists += int64_t(owners_.capacity() * sizeof(Owner));
   return buckets + lists + pages_ahead_ * int64_t{kHugePage};
 }
 
@@ -298,7 +416,7 @@ Status SlotIndex::put_some(int thread, const int64_t* keys, int64_t n, uint32_t 
       if (there != nullptr) {
         *there = slot;
       } else {
-        if (section.parts.empty() || section.part_of(hash).room() == 0) {
+        if (section.parts.empty() || !section.part_of(hash).has_room()) {
           if (Status made = make_room(&section, hash); !made.ok()) {
             if (status.ok()) status = std::move(made);
             continue;
@@ -317,8 +435,11 @@ uint32_t SlotIndex::erase(int64_t key) {
   const uint64_t hash = hash_of(key);
   Section& section = sections_[size_t(section_of(hash))];
   if (section.size == 0) return kNoSlot;
-  const uint32_t slot = section.part_of(hash).erase(hash, key);
-  section.size -= slot != kNoSlot;
+  Part& part = section.part_of(hash);
+  const uint32_t slot = part.erase(hash, key);
+  if (slot == kNoSlot) return slot;
+  --section.size;
+  if (part.size % kLooksEvery == 0) shrink(&section, hash);
   return slot;
 }
 

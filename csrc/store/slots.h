@@ -3,7 +3,12 @@
 // Keys lie in buckets, buckets in parts of 32 KiB. A part that is full is split in two by the next bit of its keys' hashes,
 // so each key moves about once, whatever the index grows to. Parts that are as full as each other would all be split at
 // once, and be half empty behind it; so hashes are dealt out to sections of unequal shares, of which one at a time is
-// at that point: at any moment a key takes 24 bytes at most.
+// at that point. Erases go the same way back: two halves whose keys fit into one part become one, the last part moves to
+// where the other was, and pages behind it go back to the system.
+//
+// At any moment, growing or shrinking, all of it takes 24 bytes a key at most, and beside that 64 KiB, or 4 MiB once it has
+// more than 32 MiB: keys that are erased leave a page that is begun and one that waits for what comes next. Whoever could
+// choose keys by their hashes, to erase all others, could keep parts apart that hardly have any.
 //
 // Thread safety: const methods may run beside each other; the others need it to themselves.
 #pragma once
@@ -46,11 +51,13 @@ class SlotIndex {
  private:
   struct Part {
     Bucket* buckets = nullptr;
-    uint32_t mask = 0;   // the number of buckets, which is a power of two, less one
-    uint32_t depth = 0;  // bits that the hashes of its keys have in common, behind those that choose the section
-    int64_t size = 0;
+    uint32_t number = 0;  // of its place in the pages
+    uint32_t prefix = 0;  // the bits that the hashes of its keys have in common, behind those that choose the section
+    uint32_t size = 0;
+    uint16_t depth = 0;  // how many bits these are
+    uint16_t mask = 0;   // the number of buckets, which is a power of two, less one
 
-    int64_t room() const;
+    bool has_room() const;
     Bucket& home(uint64_t hash) const { return buckets[hash & mask]; }
     // Where the key's slot is; null where it has none.
     uint32_t* locate(uint64_t hash, int64_t key) const;
@@ -69,8 +76,14 @@ class SlotIndex {
     Part& part_of(uint64_t hash) { return parts[which[number_of(hash)]]; }
     const Part& part_of(uint64_t hash) const { return parts[which[number_of(hash)]]; }
     size_t number_of(uint64_t hash) const;
+    // Of a part, in `which`.
+    size_t places(const Part& part) const { return size_t{1} << (depth - part.depth); }
+    size_t first_place(const Part& part) const { return size_t{part.prefix} << (depth - part.depth); }
   };
   static constexpr int kSections = 16;
+  struct Owner {
+    uint32_t section, part;
+  };
 
   static int section_of(uint64_t hash);
   Status put_some(int thread, const int64_t* keys, int64_t n, uint32_t first, const uint32_t* from, uint32_t* had);
@@ -78,9 +91,23 @@ class SlotIndex {
   Status begin(Section* section);
   // The part of a hash.
   Status split(Section* section, uint64_t hash);
-  // Puts all keys of a part where they belong: into it, or into `other` if the bit of their hash that tells is set.
-  static void deal_out(Part* part, Part* other);
-  Status take_buckets(Bucket** buckets);
+  // Puts all keys of a part where they belong: into it, which has so many buckets less one from now on, or into `other`
+  // if the bit of their hash that tells is set.
+  static void deal_out(Part* part, uint16_t mask, Part* other);
+  // The next part of the section gets its place.
+  Status take_buckets(const Section& section, Part* part);
+
+  // What a part that lost keys can do without.
+  void shrink(Section* section, uint64_t hash);
+  // A part and the one it was split from become one; false where they would not fit, or are not both whole.
+  bool merge(Section* section, uint64_t hash);
+  void remove(Section* section, uint32_t number);
+  void shrink_lists(Section* section);
+  // The last part moves to this place, and its own is free.
+  void give_buckets(uint32_t number);
+  // Nothing is in these buckets of a place any more; their memory goes back where that counts.
+  void clear_buckets(uint32_t number, uint32_t from);
+  Bucket* place_of(uint32_t number) const;
 
   // Has pages made resident before they are needed, so that a write need not wait for them.
   void prepare_growth();
@@ -88,7 +115,7 @@ class SlotIndex {
   std::array<Section, kSections> sections_;
   std::mutex mutex_;  // covers what is below while keys are put
   std::vector<Pages> pages_;
-  int64_t taken_ = 0;  // parts that have their memory
+  std::vector<Owner> owners_;  // of the places in the pages that are taken, which are the first ones
   int64_t pages_ahead_ = 0;
 };
 

@@ -71,6 +71,81 @@ void a_key_takes_24_bytes_at_most_at_any_moment() {
   }
 }
 
+void check_bytes(const SlotIndex& index) {
+  const int64_t beside = index.bytes() > int64_t{32} << 20 ? int64_t{4} << 20 : int64_t{64} << 10;
+  CHECK(index.bytes() <= 24 * index.size() + beside, index.bytes(), index.size());
+}
+
+void memory_follows_the_keys_down() {
+  SlotIndex index;
+  std::vector<int64_t> keys = range(0, 1'700'000);
+  std::vector<uint32_t> had(keys.size());
+  CHECK(index.put(keys.data(), int64_t(keys.size()), 0, nullptr, had.data()).ok());
+  std::shuffle(keys.begin(), keys.end(), std::mt19937_64(5));
+  while (!keys.empty()) {
+    CHECK(index.erase(keys.back()) == uint32_t(keys.back()));
+    keys.pop_back();
+    if (keys.size() % 1000 == 0) check_bytes(index);
+    if (keys.size() % 400'000 == 7) {
+      const std::vector<uint32_t> slots = find(index, keys);
+      for (size_t i = 0; i < keys.size(); ++i) CHECK(slots[i] == uint32_t(keys[i]), i);
+      CHECK(index.keys().size() == keys.size());
+    }
+  }
+  CHECK(index.size() == 0 && index.bytes() < 24'000, index.bytes());
+}
+
+void memory_follows_the_keys_up_and_down() {
+  constexpr int64_t kKeys = 300'000;
+  SlotIndex index;
+  std::vector<uint32_t> wanted(kKeys, kNoSlot);
+  std::mt19937_64 random(7);
+  const auto key_of_number = [](int64_t number) { return number * 977 - 20'000'000; };
+  uint32_t slot = 0;
+  int64_t in = 0;
+  for (int round = 0; round < 16; ++round) {
+    const bool up = round % 2 == 0;
+    const int64_t until = (up ? kKeys / 2 : kKeys / 4) + int64_t(random() % (kKeys / 4));
+    // Some go the other way: parts are split and merged beside each other.
+    while (up ? in < until : in > until) {
+      const int64_t first = int64_t(random() % (kKeys - 1000));
+      std::vector<int64_t> keys;
+      for (int64_t i = first; i < first + (up ? 1000 : 200); ++i) keys.push_back(key_of_number(i));
+      std::vector<uint32_t> had(keys.size());
+      CHECK(index.put(keys.data(), int64_t(keys.size()), slot, nullptr, had.data()).ok());
+      for (size_t i = 0; i < keys.size(); ++i) {
+        uint32_t& now = wanted[size_t(first) + i];
+        CHECK(had[i] == now, i);
+        in += now == kNoSlot;
+        now = slot++;
+      }
+      for (int i = 0; i < (up ? 100 : 1000); ++i) {
+        const int64_t number = int64_t(random() % kKeys);
+        CHECK(index.erase(key_of_number(number)) == wanted[size_t(number)], number);
+        in -= wanted[size_t(number)] != kNoSlot;
+        wanted[size_t(number)] = kNoSlot;
+      }
+      check_bytes(index);
+    }
+    std::vector<int64_t> all;
+    for (int64_t i = 0; i < kKeys; ++i) all.push_back(key_of_number(i));
+    CHECK(index.size() == in && find(index, all) == wanted, round);
+  }
+}
+
+void erasing_needs_no_heap() {
+  SlotIndex index;
+  const std::vector<int64_t> keys = range(0, 100'000);
+  std::vector<uint32_t> had(keys.size());
+  CHECK(index.put(keys.data(), 100'000, 0, nullptr, had.data()).ok());
+  CHECK(with_heap_for(0, [&] {
+    for (int64_t key = 0; key < 90'000; ++key) CHECK(index.erase(key) == uint32_t(key), key);
+  }));
+  check_bytes(index);
+  const std::vector<uint32_t> slots = find(index, keys);
+  for (uint32_t i = 0; i < 100'000; ++i) CHECK(slots[i] == (i < 90'000 ? kNoSlot : i), i);
+}
+
 void what_is_erased_and_put_again_is_found() {
   SlotIndex index;
   std::map<int64_t, uint32_t> wanted;
@@ -172,6 +247,9 @@ int main() {
   shoal::keys_get_slots_in_place_of_those_they_had();
   shoal::keys_that_have_moved_on_do_not_get_theirs();
   shoal::a_key_takes_24_bytes_at_most_at_any_moment();
+  shoal::memory_follows_the_keys_down();
+  shoal::memory_follows_the_keys_up_and_down();
+  shoal::erasing_needs_no_heap();
   shoal::what_is_erased_and_put_again_is_found();
   shoal::keys_made_to_have_hashes_alike_are_refused_and_harm_nobody();
   shoal::where_the_heap_ends_nothing_is_lost();

@@ -17,6 +17,7 @@
 
 #include "base/file.h"
 #include "base/io.h"
+#include "base/owned_directory.h"
 #include "store/block.h"
 #include "store/slots.h"
 

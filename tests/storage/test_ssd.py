@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal import _native
-from shoal.errors import InputError, StorageError
+from shoal.errors import DeviceError, InputError, StorageError
 from shoal.storage import SsdStorage
 
 pytestmark = pytest.mark.threads
@@ -26,9 +26,12 @@ def rows_of(keys, version=0, row_bytes=64):
     return ((keys[:, None] * 7 + version + torch.arange(row_bytes)) % 251).to(torch.uint8)
 
 
-@pytest.fixture
-def storage(tmp_path):
-    made = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20)
+@pytest.fixture(params=["io_uring", "threads"])
+def storage(tmp_path, request):
+    try:
+        made = SsdStorage(str(tmp_path / "rows"), 64, 8 << 20, io=request.param)
+    except DeviceError:
+        pytest.skip("io_uring is not allowed here")
     yield made
     made.close()
 
@@ -105,6 +108,40 @@ def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"could not be made: .* Name a directory that can be made"):
         SsdStorage(str(tmp_path / "file" / "rows"), 64, 8 << 20)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            _native.FileCall.make_directory,
+            r"rows\] the directory could not be made: Permission denied .* Make it writable",
+        ),
+        (_native.FileCall.open, r"rows/LOCK\] could not be opened: Permission denied .* Make it writable"),
+        (_native.FileCall.list, r"rows\] the directory could not be read: Permission denied .* Make it writable"),
+    ],
+    ids=["made", "locked", "read"],
+)
+def test_a_directory_that_is_refused_is_named(tmp_path, call, message):
+    _native.inject_fault(call, str(tmp_path / "rows"), errno.EACCES)
+    with pytest.raises(StorageError, match=message):
+        SsdStorage(str(tmp_path / "rows"), 64, 8 << 20)
+    SsdStorage(str(tmp_path / "rows"), 64, 8 << 20).close()
+
+
+def test_a_directory_is_free_once_its_process_was_killed_even_if_a_child_of_it_lives(tmp_path):
+    code = (
+        "import os, signal, sys; from shoal.storage import SsdStorage\n"
+        "storage = SsdStorage(sys.argv[1], 64, 8 << 20)\n"
+        "if os.fork() == 0: print('alive', flush=True); sys.stdin.read(); os._exit(0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "rows")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "alive\n"
+        process.wait()
+        SsdStorage(str(tmp_path / "rows"), 64, 8 << 20).close()
+        process.stdin.close()  # which the child waits for
 
 
 def test_a_size_below_a_few_segments_is_refused(tmp_path):
@@ -189,3 +226,30 @@ def test_several_are_read_though_the_system_has_no_thread_to_give(tmp_path):
     command = ["sh", "-c", 'ulimit -s 65536 && exec "$0" "$@"', sys.executable, "-c", code, str(tmp_path)]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 0 and "all were read" in told.stdout, told.stderr
+
+
+def test_where_no_file_can_be_opened_for_a_ring_rows_are_read_by_threads(tmp_path):
+    code = """
+import os, resource, sys, torch
+from shoal.storage import SsdStorage
+
+storages = [SsdStorage(f"{sys.argv[1]}/{number}", 64, 8 << 20) for number in range(6)]
+keys = torch.arange(2000)
+rows = torch.randint(256, (2000, 64), dtype=torch.uint8)
+for storage in storages:
+    storage.write(keys, rows)
+limit = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+for read, found in SsdStorage.read_together(storages, [keys] * 6):
+    assert found.all() and torch.equal(read, rows)
+print("read")
+"""
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert told.stdout == "read\n", told.stderr
+
+
+def test_folders_of_collections_go_with_them(tmp_path):
+    storages = [SsdStorage(str(tmp_path / "own" / "bags-0" / name), 64, 8 << 20) for name in ("users", "items")]
+    for storage in storages:
+        storage.close()
+    assert not list((tmp_path / "own").iterdir())
