@@ -1,11 +1,13 @@
 #include "base/faults.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -269,6 +271,9 @@ void a_writer_is_recorded_too() {
     CHECK(FileWriter::create(path + "/part", true, kLog, &other).ok());
     CHECK(other->append(bytes.data(), int64_t(bytes.size())).ok());
     sync(path);
+    // What its thread has not begun to write cannot be lost.
+    for (int i = 0; i < 1000 && std::filesystem::file_size(path + "/part") < 8 << 20; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     other->abandon();
     cut(seed);
     CHECK(content_of(path + "/whole") == bytes, seed);
