@@ -1,6 +1,7 @@
 """Logs that somebody damaged: an error, or exactly what was committed; never wrong rows, never a crash."""
 
 import json
+import os
 import resource
 import shutil
 import warnings
@@ -125,8 +126,11 @@ READS = (recover, partial(load, version=3), partial(load, version=5), partial(at
 @contextmanager
 def little_memory():
     """Who asks for more than a log of some 100 KB explains gets none: an error that is not Shoal's. The kernel counts
-    all of it, whoever allocates; what threads reserve for their stacks and arenas takes some of the room."""
-    room = 512 << 20
+    all of it, whoever allocates, also what threads reserve for their stacks and arenas."""
+    if "san.so" in os.environ.get("LD_PRELOAD", ""):  # a sanitizer's own heap does not survive it
+        yield
+        return
+    room = (512 + 80 * (os.cpu_count() or 1)) << 20
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, before[1]))
