@@ -55,10 +55,10 @@ def save(
         )
 
 
-def _version_together(path: Path, here: Rank, step: int | None) -> int | None:
+def _version_together(path: Path, here: Rank, step: int | None) -> int:
     """The version that a rank's part gets: the same for all ranks that save a step, whoever is first. Parts that were
     left at different versions, because some ranks died, come together again with the next step."""
-    versions: dict[int, int] = {}
+    versions = {}
     saving = 0
     for rank in range(here.ranks):
         commit = _newest(Rank(rank, here.ranks).folder(path))

@@ -68,7 +68,9 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
                 remove_folder(files.snapshot(entry.version))
                 return None
             # What a version is made from: the beginning, while it is kept, and the snapshots.
-            bases = [0] * (now.oldest == 1) + [one.version for one in (*now.snapshots, entry)]
+            bases = [0] * (now.segments[0] == 1 and not now.kept_from) + [
+                one.version for one in (*now.snapshots, entry)
+            ]
             after = bases[-retain:][0]
             snapshots = tuple(one for one in (*now.snapshots, entry) if one.version >= after)
             segments = tuple(
