@@ -63,8 +63,9 @@ class Buffers {
     Pages pages;
     uint64_t last_use;
   };
-  // Enough for the outputs of a few batches in flight; the oldest is unmapped first.
-  static constexpr size_t kMaxIdle = 6;
+  // Enough for what batches in flight give back between one's lookup and the next one's: outputs, slots, and keys of those
+  // that come. With fewer, a step with prefetch maps some anew, and clears 2 MiB for each. The oldest is unmapped first.
+  static constexpr size_t kMaxIdle = 12;
   std::mutex mutex_;
   uint64_t clock_ = 0;
   std::vector<Block> idle_;

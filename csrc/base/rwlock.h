@@ -22,8 +22,9 @@ class RwLock {
 
   void lock_shared() { pthread_rwlock_rdlock(&lock_); }
   void lock() { pthread_rwlock_wrlock(&lock_); }
-  // Ends either kind, on the thread that began it.
+  // Both end either kind, on the thread that began it.
   void unlock() { pthread_rwlock_unlock(&lock_); }
+  void unlock_shared() { unlock(); }
 
  private:
   pthread_rwlock_t lock_;

@@ -30,14 +30,17 @@ class BoundBags {
   // Takes other tensors of the same batch. Raises if their features begin elsewhere.
   void bind_again(Numbers keys, Numbers offsets, uintptr_t weights);
 
-  // Keeps the numbers as they are now, and says later whether others are the same. By this thread alone: it works beside
-  // those of the loop.
-  void remember();
-  bool remembers(Numbers keys, Numbers offsets) const;
+  // Before slots are found ahead of the lookup: keeps the offsets as they are now, has room for the keys, and knows no slot.
+  void begin_ahead();
+  // Whether these are as many keys in the bags that it keeps.
+  bool has_bags_of(Numbers keys, Numbers offsets) const;
+  void* kept_keys() { return kept_.get(); }
 
   const Bags& bags() const { return bags_; }
   uint32_t* slots() { return slots_.get(); }
-  void forget_slots();
+  // The keys that the slots are of: the tensor's, or those that are kept.
+  Keys keys() const { return {are_kept ? kept_.get() : bags_.keys, bags_.narrow_keys}; }
+  bool are_kept = false;
   const std::vector<int64_t>& bounds() const { return bounds_; }
   KeyRange range(int64_t source, int64_t copy) const {
     return {nullptr, bounds_[size_t(source)], bounds_[size_t(source) + 1], copy * bags_.count};

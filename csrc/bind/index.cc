@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <iterator>
 
 #include "base/thread_pool.h"
 #include "bind/bind.h"
@@ -48,6 +47,23 @@ static auto entries(const Index& index, uint64_t from, uint64_t to, uint32_t fro
   return std::make_tuple(to_tensor(std::move(keys)), to_tensor(std::move(slots)));
 }
 
+static auto keys_without_others(const MissingKeys& missing,
+                                const std::vector<std::vector<std::tuple<uintptr_t, int64_t>>>& others) {
+  std::vector<int64_t> all, counts;
+  {
+    nb::gil_scoped_release released;
+    for (size_t t = 0; t < others.size(); ++t) {
+      const MissingKeys::Table& table = missing.tables().at(t);
+      std::vector<std::span<const int64_t>> spans;
+      for (auto [address, count] : others[t]) spans.emplace_back(reinterpret_cast<const int64_t*>(address), count);
+      const std::vector<int64_t> left = keys_without({table.keys, size_t(table.count)}, spans);
+      all.insert(all.end(), left.begin(), left.end());
+      counts.push_back(int64_t(left.size()));
+    }
+  }
+  return std::make_tuple(to_tensor(std::move(all)), counts);
+}
+
 void bind_index(nb::module_& m) {
   nb::class_<MissingKeys>(m, "MissingKeys", "The keys of a batch that have no slot in their table, each once")
       .def_prop_ro("counts",
@@ -63,6 +79,10 @@ void bind_index(nb::module_& m) {
             return nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>>(missing.keys, {size_t(missing.count)}, self);
           },
           nb::arg("table"), "A view of one table's keys")
+      .def("without", &keys_without_others, nb::arg("others"),
+           "Of all tables behind each other, each table's in ascending order, those that are not among `others`: for "
+           "each "
+           "table the (address, count) of keys in order; and how many each table has left")
       .def(
           "count_after",
           [](const MissingKeys& missing, size_t table, size_t parts) {
@@ -121,15 +141,9 @@ void bind_index(nb::module_& m) {
         std::vector<int64_t> left;
         {
           nb::gil_scoped_release released;
-          std::vector<int64_t> sorted(keys.data(), keys.data() + keys.shape(0));
-          std::sort(sorted.begin(), sorted.end());
-          for (const auto& other : others) {
-            left.clear();
-            std::set_difference(sorted.begin(), sorted.end(), other.data(), other.data() + other.shape(0),
-                                std::back_inserter(left));
-            sorted.swap(left);
-          }
-          left.swap(sorted);
+          std::vector<std::span<const int64_t>> spans;
+          for (const auto& other : others) spans.emplace_back(other.data(), other.shape(0));
+          left = keys_without({keys.data(), keys.shape(0)}, spans);
         }
         return to_tensor(std::move(left));
       },

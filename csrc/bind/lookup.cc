@@ -7,6 +7,7 @@
 #include "bind/bags.h"
 #include "index/batch.h"
 #include "kernels/rows_io.h"
+#include "lookup/placing.h"
 #include "lookup/tracking.h"
 #include "lookup/victims.h"
 #include "store/dram.h"
@@ -33,28 +34,25 @@ void BoundBags::bind_again(Numbers keys, Numbers offsets, uintptr_t weights) {
   if (!same) raise({Code::input, "the backward wants the values and offsets of its forward"});
 }
 
-void BoundBags::forget_slots() { std::fill_n(slots_.get(), slot_count_, kNoSlot); }
-
 // Bytes of keys and of offsets.
 static std::pair<size_t, size_t> sizes_of(const Bags& bags, int64_t features) {
   const size_t offsets = size_t(features * bags.batch + 1);
   return {size_t(bags.count) * (bags.narrow_keys ? 4 : 8), offsets * (bags.narrow_offsets ? 4 : 8)};
 }
 
-void BoundBags::remember() {
+void BoundBags::begin_ahead() {
   auto [keys, offsets] = sizes_of(bags_, features_);
   kept_ = Kept<char>(keys + offsets);
-  if (keys) std::memcpy(kept_.get(), bags_.keys, keys);
   std::memcpy(kept_.get() + keys, bags_.offsets, offsets);
+  std::fill_n(slots_.get(), slot_count_, kNoSlot);
 }
 
-bool BoundBags::remembers(Numbers keys, Numbers offsets) const {
+bool BoundBags::has_bags_of(Numbers keys, Numbers offsets) const {
   if (keys.count != bags_.count || keys.narrow != bags_.narrow_keys || offsets.narrow != bags_.narrow_offsets ||
       offsets.count != features_ * bags_.batch + 1)
     return false;
   auto [of_keys, of_offsets] = sizes_of(bags_, features_);
-  return (!of_keys || !std::memcmp(kept_.get(), reinterpret_cast<const void*>(keys.address), of_keys)) &&
-         !std::memcmp(kept_.get() + of_keys, reinterpret_cast<const void*>(offsets.address), of_offsets);
+  return !std::memcmp(kept_.get() + of_keys, reinterpret_cast<const void*>(offsets.address), of_offsets);
 }
 
 void BoundBags::point_to(Numbers keys, Numbers offsets, uintptr_t weights) {
@@ -108,7 +106,8 @@ struct BoundLookup {
       at += (batch.range(feature.source, 0).end - batch.range(feature.source, 0).begin) * dim * bytes;
       batch.parts[p].waits &= training || fetches[p];
     }
-    Found found = lookup(batch.parts, bags, batch.slots(), known, dtype, threads);
+    Found found = lookup(batch.parts, bags, batch.slots(), known ? batch.kept_keys() : nullptr, dtype, threads);
+    batch.are_kept = false;
     batch.counts.clear();
     for (size_t p = 0; p < parts.size(); ++p) {
       KeyRange keys = batch.range(parts[p].feature.source, 0);
@@ -120,28 +119,17 @@ struct BoundLookup {
     return {};
   }
 
-  // Slots alone, beside whoever changes indexes, and so that he never waits for more than some of it; how many keys each
-  // part lacks.
-  std::vector<int64_t> find_slots(BoundBags& batch, RwLock& indexes) const {
-    std::vector<int64_t> missing;
-    for (const LookupPart& part : parts) {
-      KeyRange rest = batch.range(part.feature.source, part.feature.copy);
-      rest.index = part.index;
-      missing.push_back(0);
-      for (const int64_t end = rest.end; rest.begin < end; rest.begin = rest.end) {
-        rest.end = std::min(rest.begin + kFindTogether, end);
-        int64_t lacks = 0;
-        indexes.lock_shared();
-        find({rest}, {batch.bags().keys, batch.bags().narrow_keys}, batch.slots(), &lacks, 1);
-        indexes.unlock();
-        missing.back() += lacks;
-      }
-    }
-    return missing;
+  // `tables`: the parts of each table whose keys may be elsewhere.
+  MissingKeys find(BoundBags& batch, RwLock& indexes, const std::vector<std::vector<size_t>>& tables,
+                   int threads) const {
+    batch.are_kept = true;
+    const std::vector<Lacking> found =
+        find_ahead(parts, batch.bags(), batch.bounds(), batch.kept_keys(), batch.slots(), indexes, threads);
+    std::vector<std::vector<const Lacking*>> lacking(tables.size());
+    for (size_t t = 0; t < tables.size(); ++t)
+      for (size_t part : tables[t]) lacking[t].push_back(&found.at(part));
+    return MissingKeys(lacking, batch.keys(), threads);
   }
-
- private:
-  static constexpr int64_t kFindTogether = 2048;
 };
 
 MissingKeys missing_keys(BoundBags& batch, const std::vector<std::vector<std::tuple<int64_t, int64_t>>>& tables,
@@ -149,7 +137,7 @@ MissingKeys missing_keys(BoundBags& batch, const std::vector<std::vector<std::tu
   std::vector<std::vector<KeyRange>> ranges(tables.size());
   for (size_t t = 0; t < tables.size(); ++t)
     for (auto [source, copy] : tables[t]) ranges[t].push_back(batch.range(source, copy));
-  return MissingKeys(ranges, {batch.bags().keys, batch.bags().narrow_keys}, batch.slots(), threads);
+  return MissingKeys(ranges, batch.keys(), batch.slots(), threads);
 }
 
 }  // namespace
@@ -187,45 +175,20 @@ static void bind_victims(nb::module_& m) {
           "(keys, slots, how many of the first are dirty) of up to n rows that are not pinned");
 }
 
-// Rows of one table that were read ahead come into memory, those of keys that are not there by now; and the batch that
-// they are for knows where they are. How many came. If memory is refused, none did.
-static int64_t place(Index& index, DramStore& store, RwLock& indexes, Vector<const int64_t> given,
-                     Matrix<const uint8_t> rows, uint32_t clock, BoundBags& bags, const MissingKeys& missing,
-                     size_t table) {
-  Status status;
-  int64_t came = 0;
-  {
-    nb::gil_scoped_release released;
-    std::vector<int64_t> keys;
-    std::vector<int64_t> from;
-    for (size_t i = 0; i < given.shape(0); ++i) {
-      if (index.find(given.data()[i]) != kNoSlot) continue;
-      keys.push_back(given.data()[i]);
-      from.push_back(int64_t(i));
-    }
-    came = int64_t(keys.size());
-    std::vector<uint32_t> slots(keys.size());
-    status = store.reserve(came);
-    if (status.ok()) {
-      store.take(slots.data(), came);
-      indexes.lock();
-      status = index.reserve(came);
-      if (status.ok()) status = index.insert(keys.data(), slots.data(), came);
-      indexes.unlock();
-      if (!status.ok()) store.give(slots.data(), came);
-    }
-    if (status.ok()) {
-      const int64_t bytes = packed_bytes(store.rows());
-      for (size_t i = 0; i < slots.size(); ++i)
-        unpack(store.rows(), &slots[i], 1, reinterpret_cast<const char*>(rows.data()) + from[i] * bytes, clock, 1);
-      store.name(slots.data(), keys.data(), came);
-      const MissingKeys::Table& wanted = missing.tables().at(table);
-      std::vector<uint32_t> now(static_cast<size_t>(wanted.count));
-      for (int64_t i = 0; i < wanted.count; ++i) now[size_t(i)] = index.find(wanted.keys[i]);
-      missing.fill(table, now.data(), bags.slots());
-    }
+// Each table as (index, store, address of keys, address of rows, how many, clock, its number among the missing keys).
+using PlacingTable = std::tuple<Index*, DramStore*, uintptr_t, uintptr_t, int64_t, uint32_t, size_t>;
+
+static std::vector<int64_t> place_rows(const std::vector<PlacingTable>& given, RwLock& indexes,
+                                       const MissingKeys& missing, BoundBags& bags, int threads) {
+  std::vector<Placing> tables;
+  for (auto [index, store, keys, rows, n, clock, table] : given) {
+    missing.tables().at(table);
+    tables.push_back(
+        {index, store, reinterpret_cast<const int64_t*>(keys), reinterpret_cast<const char*>(rows), n, clock, table});
   }
-  raise(status);
+  place(&tables, indexes, missing, bags.slots(), threads);
+  std::vector<int64_t> came;
+  for (const Placing& table : tables) came.push_back(table.status.ok() ? table.came : -1);
   return came;
 }
 
@@ -233,10 +196,10 @@ void bind_lookup(nb::module_& m) {
   bind_victims(m);
   m.def("begin_tracking", &begin_tracking, nb::arg("index"), nb::arg("rows"), nb::arg("threads"), Released(),
         "Write every row's key to its slot, and say that the row did not change");
-  m.def(
-      "place", &place, nb::arg("index"), nb::arg("store"), nb::arg("indexes"), nb::arg("keys"), nb::arg("rows"),
-      nb::arg("clock"), nb::arg("bags"), nb::arg("missing"), nb::arg("table"),
-      "Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many");
+  m.def("place", &place_rows, nb::arg("tables"), nb::arg("indexes"), nb::arg("missing"), nb::arg("bags"),
+        nb::arg("threads"), Released(),
+        "Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many "
+        "came of each table, or -1 where memory was refused");
   nb::class_<Tally>(m, "Tally", "Keys looked up, and those that had a row")
       .def(nb::init<>())
       .def_prop_ro("lookups", [](const Tally& tally) { return tally.lookups.load(); })
@@ -257,15 +220,14 @@ void bind_lookup(nb::module_& m) {
             self.bind_again(numbers(keys), numbers(offsets), weights);
           },
           nb::arg("keys"), nb::arg("offsets"), nb::arg("weights"))
-      .def("forget_slots", &BoundBags::forget_slots, Released(), "No key has a slot that is known")
-      .def("remember", &BoundBags::remember, Released(), "Keep the keys and offsets as they are now")
+      .def("begin_ahead", &BoundBags::begin_ahead, Released(),
+           "Before slots are found ahead of the lookup: keep the offsets as they are now, and know no slot")
       .def(
-          "remembers",
+          "has_bags_of",
           [](const BoundBags& self, const Numbers& keys, const Numbers& offsets) {
-            nb::gil_scoped_release released;
-            return self.remembers(numbers(keys), numbers(offsets));
+            return self.has_bags_of(numbers(keys), numbers(offsets));
           },
-          nb::arg("keys"), nb::arg("offsets"), "Whether these are the numbers that it keeps")
+          nb::arg("keys"), nb::arg("offsets"), "Whether these are as many keys, in bags as they were when it was found")
       .def_prop_ro("bounds", &BoundBags::bounds, "Where each feature's keys begin, and the end")
       .def("missing", &missing_keys, nb::arg("tables"), nb::arg("threads"), Released(),
            "For every table, given as the (source, copy) of its parts, the keys without a slot")
@@ -324,8 +286,11 @@ void bind_lookup(nb::module_& m) {
           nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"), nb::arg("fetches"),
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
           "`trains`: in training keys without a row get one; `fetches`: they may have one below")
-      .def("find", &BoundLookup::find_slots, nb::arg("bags"), nb::arg("indexes"), Released(),
-           "Slots alone, beside whoever changes indexes; how many keys each part lacks")
+      .def("find", &BoundLookup::find, nb::arg("bags"), nb::arg("indexes"), nb::arg("tables"), nb::arg("threads"),
+           Released(),
+           "Slots alone, beside whoever changes indexes; of the tables, each given as the numbers of its parts, the "
+           "keys "
+           "without one")
       .def(
           "run", &BoundLookup::run, nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
           nb::arg("training"), nb::arg("known"), nb::arg("threads"), Released(),

@@ -1,6 +1,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -95,19 +96,25 @@ static void bind_ssd(nb::module_& m) {
       .def("stats", &SsdStore::stats);
   m.def(
       "read_together",
-      [](const std::vector<SsdStore*>& stores, const std::vector<Vector<const int64_t>>& keys,
-         const std::vector<Matrix<uint8_t>>& rows, const std::vector<Vector<bool>>& found) {
+      [](const std::vector<std::tuple<SsdStore*, uintptr_t, int64_t, uintptr_t, uintptr_t>>& given) {
         std::vector<SsdStore::Read> reads;
-        for (size_t i = 0; i < stores.size(); ++i)
-          reads.push_back({stores[i], keys[i].data(), reinterpret_cast<char*>(rows[i].data()), found[i].data(),
-                           int64_t(keys[i].shape(0))});
+        for (auto [store, keys, n, rows, found] : given)
+          reads.push_back({store, reinterpret_cast<const int64_t*>(keys), reinterpret_cast<char*>(rows),
+                           reinterpret_cast<bool*>(found), n});
         {
           nb::gil_scoped_release released;
           SsdStore::read_together(&reads);
         }
-        for (const SsdStore::Read& read : reads) raise(read.status);
+        std::vector<int64_t> have;
+        for (const SsdStore::Read& read : reads) {
+          raise(read.status);
+          have.push_back(std::count(read.found, read.found + read.n, true));
+        }
+        return have;
       },
-      nb::arg("stores"), nb::arg("keys"), nb::arg("rows"), nb::arg("found"), "Read from several stores at a time");
+      nb::arg("reads"),
+      "Read from several stores at a time, each as (store, address of keys, how many, address of rows, address of "
+      "found); how many each has");
 }
 
 void bind_store(nb::module_& m) {

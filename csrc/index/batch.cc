@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include "base/thread_pool.h"
 #include "index/probe.h"
@@ -10,6 +11,17 @@ namespace shoal {
 
 // Large enough to hide a task's start, small enough to balance uneven features.
 static constexpr int64_t kKeysPerTask = 2048;
+
+std::vector<int64_t> keys_without(std::span<const int64_t> keys, std::span<const std::span<const int64_t>> others) {
+  std::vector<int64_t> sorted(keys.begin(), keys.end()), left;
+  std::sort(sorted.begin(), sorted.end());
+  for (const auto& other : others) {
+    left.clear();
+    std::set_difference(sorted.begin(), sorted.end(), other.begin(), other.end(), std::back_inserter(left));
+    sorted.swap(left);
+  }
+  return sorted;
+}
 
 void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64_t* missing, int threads) {
   struct Task {
@@ -52,33 +64,43 @@ struct Share {
   }
 };
 
-std::vector<Share> shares_of(const std::vector<std::vector<KeyRange>>& tables, const uint32_t* slots) {
-  std::vector<Share> shares;
-  for (const std::vector<KeyRange>& ranges : tables) {
-    Share share;
-    for (const KeyRange& range : ranges)
-      share.missing += std::count(slots + range.shift + range.begin, slots + range.shift + range.end, kNoSlot);
-    share.set = 16;
-    while (share.set < 2 * static_cast<uint64_t>(share.missing)) share.set *= 2;
-    // The next table's numbers of 64 bits begin at a multiple of 8.
-    share.missing += share.missing % 2;
-    shares.push_back(share);
+// The two ways to know where a key is missing: looking through a feature's slots, or a list.
+struct Slots {
+  const uint32_t* all;
+  int64_t count(const KeyRange& range) const {
+    return std::count(all + range.shift + range.begin, all + range.shift + range.end, kNoSlot);
   }
-  return shares;
+  template <typename Visit>
+  void each(const KeyRange& range, const Visit& visit) const {
+    for (int64_t i = range.begin; i < range.end; ++i)
+      if (all[range.shift + i] == kNoSlot) visit(i, range.shift);
+  }
+};
+struct Listed {
+  int64_t count(const Lacking* lacking) const { return static_cast<int64_t>(lacking->positions.size()); }
+  template <typename Visit>
+  void each(const Lacking* lacking, const Visit& visit) const {
+    for (int64_t i : lacking->positions) visit(i, lacking->shift);
+  }
+};
+
+template <typename Feature, typename Where>
+Share share_of(const std::vector<Feature>& features, const Where& where) {
+  Share share;
+  for (const Feature& feature : features) share.missing += where.count(feature);
+  share.set = 16;
+  while (share.set < 2 * static_cast<uint64_t>(share.missing)) share.set *= 2;
+  // The next table's numbers of 64 bits begin at a multiple of 8.
+  share.missing += share.missing % 2;
+  return share;
 }
 
-size_t total(const std::vector<Share>& shares) {
-  size_t bytes = 0;
-  for (const Share& share : shares) bytes += share.bytes();
-  return bytes;
-}
-
-void collect(const std::vector<KeyRange>& ranges, Keys keys, const uint32_t* slots, uint32_t* set, uint64_t capacity,
+template <typename Feature, typename Where>
+void collect(const std::vector<Feature>& features, const Where& where, Keys keys, uint32_t* set, uint64_t capacity,
              MissingKeys::Table* table) {
   std::fill(set, set + capacity, kNoSlot);
-  for (const KeyRange& range : ranges) {
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      if (slots[range.shift + i] != kNoSlot) continue;
+  for (const Feature& feature : features) {
+    where.each(feature, [&](int64_t i, int64_t shift) {
       int64_t key = keys[i];
       uint64_t at = mix64(static_cast<uint64_t>(key)) & (capacity - 1);
       while (set[at] != kNoSlot && table->keys[set[at]] != key) at = (at + 1) & (capacity - 1);
@@ -86,20 +108,26 @@ void collect(const std::vector<KeyRange>& ranges, Keys keys, const uint32_t* slo
         set[at] = static_cast<uint32_t>(table->count);
         table->keys[table->count++] = key;
       }
-      table->places[table->places_count] = range.shift + i;
+      table->places[table->places_count] = shift + i;
       table->which[table->places_count++] = set[at];
-    }
+    });
     table->count_after.push_back(table->count);
   }
 }
 
 }  // namespace
 
-MissingKeys::MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys keys, const uint32_t* slots,
-                         int threads)
-    : tables_(tables.size()), memory_(0) {
-  std::vector<Share> shares = shares_of(tables, slots);
-  memory_ = Kept<char>(total(shares));
+template <typename Feature, typename Where>
+void MissingKeys::collect_all(const std::vector<std::vector<Feature>>& tables, const Where& where, Keys keys,
+                              int threads) {
+  ThreadPool& pool = ThreadPool::instance();
+  std::vector<Share> shares(tables.size());
+  const auto tasks = static_cast<int64_t>(tables.size());
+  pool.run(tasks, threads,
+           [&](int64_t t) { shares[static_cast<size_t>(t)] = share_of(tables[static_cast<size_t>(t)], where); });
+  size_t bytes = 0;
+  for (const Share& share : shares) bytes += share.bytes();
+  memory_ = Kept<char>(bytes);
   std::vector<uint32_t*> sets;
   char* at = memory_.get();
   for (size_t t = 0; t < tables.size(); ++t) {
@@ -109,10 +137,26 @@ MissingKeys::MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys 
     sets.push_back(tables_[t].which + shares[t].missing);
     at += shares[t].bytes();
   }
-  ThreadPool::instance().run(static_cast<int64_t>(tables.size()), threads, [&](int64_t t) {
+  pool.run(tasks, threads, [&](int64_t t) {
     size_t table = static_cast<size_t>(t);
-    collect(tables[table], keys, slots, sets[table], shares[table].set, &tables_[table]);
+    collect(tables[table], where, keys, sets[table], shares[table].set, &tables_[table]);
   });
+}
+
+MissingKeys::MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys keys, const uint32_t* slots,
+                         int threads)
+    : tables_(tables.size()), memory_(0) {
+  collect_all(tables, Slots{slots}, keys, threads);
+}
+
+MissingKeys::MissingKeys(const std::vector<std::vector<const Lacking*>>& tables, Keys keys, int threads)
+    : tables_(tables.size()), memory_(0) {
+  // A few keys are collected sooner than a thread is woken.
+  constexpr int64_t kPositionsPerThread = 2048;
+  int64_t positions = 0;
+  for (const auto& features : tables)
+    for (const Lacking* lacking : features) positions += static_cast<int64_t>(lacking->positions.size());
+  collect_all(tables, Listed{}, keys, threads_for(positions, kPositionsPerThread, threads));
 }
 
 void MissingKeys::fill(size_t table, const uint32_t* slots_of_keys, uint32_t* slots) const {

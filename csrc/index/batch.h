@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/memory.h"
@@ -27,14 +28,25 @@ struct Keys {
   }
 };
 
+// Keys in ascending order, without those of others, which are in order.
+std::vector<int64_t> keys_without(std::span<const int64_t> keys, std::span<const std::span<const int64_t>> others);
+
 // The slot of every position of the ranges; missing[r] = how many of range r have no slot.
 void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64_t* missing, int threads);
+
+// Positions of one feature, in ascending order, that have no slot; position i would have its own at slots[shift + i].
+struct Lacking {
+  int64_t shift = 0;
+  std::vector<int64_t> positions;
+};
 
 // The keys of a batch that have no slot in their table: each once, in order of first appearance, and where they stand.
 class MissingKeys {
  public:
   // `tables[t]` are the ranges of one table. REQUIRES: `slots` came from find.
   MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys keys, const uint32_t* slots, int threads);
+  // The same where it is known which positions have none.
+  MissingKeys(const std::vector<std::vector<const Lacking*>>& tables, Keys keys, int threads);
 
   struct Table {
     int64_t count = 0;         // distinct keys
@@ -49,6 +61,9 @@ class MissingKeys {
   void fill(size_t table, const uint32_t* slots_of_keys, uint32_t* slots) const;
 
  private:
+  template <typename Feature, typename Where>
+  void collect_all(const std::vector<std::vector<Feature>>& tables, const Where& where, Keys keys, int threads);
+
   std::vector<Table> tables_;
   Kept<char> memory_;  // one for all: fresh memory costs more than what is done in it
 };

@@ -121,6 +121,25 @@ void missing_keys_come_once_in_order_of_appearance() {
     CHECK(missing.count == static_cast<int64_t>(wanted.size()) && missing.places_count == static_cast<int64_t>(at));
     CHECK(std::equal(wanted.begin(), wanted.end(), missing.keys), distinct);
 
+    // The same from lists, which another table's stand between.
+    std::vector<Lacking> lists;
+    for (const KeyRange& range : ranges) {
+      lists.emplace_back();
+      for (int64_t i = range.begin; i < range.end; ++i)
+        if (slots[static_cast<size_t>(i)] == kNoSlot) lists.back().positions.push_back(i);
+    }
+    const Lacking shifted{9000, {7, 7000}};
+    for (int threads : {1, 3}) {
+      MissingKeys listed({{&shifted}, {&lists[0], &lists[1], &lists[2]}}, {keys.data(), false}, threads);
+      const MissingKeys::Table& same = listed.tables()[1];
+      CHECK(same.count == missing.count && same.places_count == missing.places_count, same.count);
+      CHECK(std::equal(same.keys, same.keys + same.count, missing.keys), distinct);
+      CHECK(std::equal(same.places, same.places + same.places_count, missing.places), distinct);
+      CHECK(std::equal(same.which, same.which + same.places_count, missing.which), distinct);
+      CHECK(same.count_after == missing.count_after);
+      CHECK(listed.tables()[0].places[0] == 9007 && listed.tables()[0].places[1] == 16000);
+    }
+
     std::vector<uint32_t> given, before = slots;
     for (size_t i = 0; i < wanted.size(); ++i) given.push_back(static_cast<uint32_t>(1000 + i));
     all.fill(0, given.data(), slots.data());
@@ -136,10 +155,20 @@ void missing_keys_come_once_in_order_of_appearance() {
   }
 }
 
+void keys_without_others_are_in_order() {
+  const std::vector<int64_t> keys = {INT64_MAX, 5, -1, 0, 7, INT64_MIN}, one = {-1, 6, 7}, none = {},
+                             two = {INT64_MIN, 5};
+  CHECK((keys_without(keys, {}) == std::vector<int64_t>{INT64_MIN, -1, 0, 5, 7, INT64_MAX}));
+  const std::vector<std::span<const int64_t>> others = {one, none, two};
+  CHECK((keys_without(keys, others) == std::vector<int64_t>{0, INT64_MAX}));
+  CHECK(keys_without(none, others).empty());
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
+  shoal::keys_without_others_are_in_order();
   shoal::finds_ranges_of_several_indexes();
   shoal::slots_of_a_range_may_stand_elsewhere();
   shoal::no_ranges_find_nothing();

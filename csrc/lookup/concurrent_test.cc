@@ -132,10 +132,10 @@ void read_rows(Table& table, Random& random) {
   std::vector<float> rows(batch.keys.size() * kDim, -1e9f), sums((batch.offsets.size() - 1) * kDim, -1e9f);
   table.lock.lock_shared();
   PoolFeature feature{&table.store.rows(), 0, Pooling::none, false, kInit, reinterpret_cast<char*>(rows.data()), kDim};
-  lookup({{&table.index, feature, false}}, batch.bags(), batch.slots.data(), false, Dtype::f32, 2);
+  lookup({{&table.index, feature, false}}, batch.bags(), batch.slots.data(), nullptr, Dtype::f32, 2);
   feature.pooling = Pooling::sum;
   feature.out = reinterpret_cast<char*>(sums.data());
-  lookup({{&table.index, feature, false}}, batch.bags(), batch.slots.data(), false, Dtype::f32, 2);
+  lookup({{&table.index, feature, false}}, batch.bags(), batch.slots.data(), nullptr, Dtype::f32, 2);
   table.lock.unlock();
   for (size_t i = 0; i < batch.keys.size(); i += 2) {
     CHECK((batch.slots[i] == kNoSlot) == (batch.slots[i + 1] == kNoSlot), batch.keys[i]);

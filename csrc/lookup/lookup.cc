@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <numeric>
+#include <shared_mutex>
 
 #include "base/thread_pool.h"
 #include "index/probe.h"
@@ -20,24 +23,37 @@ Positions positions_of(const PoolTask& task, const Bags& bags) {
   return {bags.offset(first + task.begin), bags.offset(first + task.end)};
 }
 
-// Slots of one task's positions; how many have none.
-int64_t find_task(const Index& index, const PoolTask& task, const Bags& bags, uint32_t* slots) {
-  auto [begin, end] = positions_of(task, bags);
-  uint32_t* out = slots + task.feature->copy * bags.count + begin;
-  size_t n = static_cast<size_t>(end - begin);
+// Slots of some positions; how many have none.
+int64_t find_some(const Index& index, const void* keys, bool narrow, Positions at, uint32_t* slots) {
+  uint32_t* out = slots + at.begin;
+  const size_t n = static_cast<size_t>(at.end - at.begin);
   if (index.size() == 0) {
     std::fill(out, out + n, kNoSlot);
-    return end - begin;
+    return at.end - at.begin;
   }
   const Probe& table = probe();
-  size_t lost = bags.narrow_keys ? table.find32(index.view(), static_cast<const int32_t*>(bags.keys) + begin, n, out)
-                                 : table.find64(index.view(), static_cast<const int64_t*>(bags.keys) + begin, n, out);
+  size_t lost = narrow ? table.find32(index.view(), static_cast<const int32_t*>(keys) + at.begin, n, out)
+                       : table.find64(index.view(), static_cast<const int64_t*>(keys) + at.begin, n, out);
   return static_cast<int64_t>(lost);
 }
 
-// The same for positions that had none when others were found.
-int64_t find_rest(const Index& index, const PoolTask& task, const Bags& bags, uint32_t* slots) {
+int64_t find_task(const Index& index, const PoolTask& task, const Bags& bags, uint32_t* slots) {
+  return find_some(index, bags.keys, bags.narrow_keys, positions_of(task, bags),
+                   slots + task.feature->copy * bags.count);
+}
+
+size_t key_bytes(const Bags& bags) { return bags.narrow_keys ? sizeof(int32_t) : sizeof(int64_t); }
+
+bool are_the_same(const void* one, const void* two, size_t width, Positions at) {
+  const size_t begin = static_cast<size_t>(at.begin) * width, bytes = static_cast<size_t>(at.end - at.begin) * width;
+  return std::memcmp(static_cast<const char*>(one) + begin, static_cast<const char*>(two) + begin, bytes) == 0;
+}
+
+// The same for a task whose slots are known, but for positions that had none: these may have one by now.
+int64_t find_rest(const Index& index, const PoolTask& task, const Bags& bags, const void* known, uint32_t* slots) {
   auto [begin, end] = positions_of(task, bags);
+  if (begin == end) return 0;
+  if (!are_the_same(known, bags.keys, key_bytes(bags), {begin, end})) return find_task(index, task, bags, slots);
   uint32_t* first = slots + task.feature->copy * bags.count;
   int64_t lost = 0;
   for (int64_t i = begin; i < end; ++i) {
@@ -50,8 +66,8 @@ int64_t find_rest(const Index& index, const PoolTask& task, const Bags& bags, ui
 
 }  // namespace
 
-Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, bool known, Dtype out_dtype,
-             int threads) {
+Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, const void* known,
+             Dtype out_dtype, int threads) {
   std::vector<PoolTask> tasks;
   std::vector<size_t> part_of;
   int64_t work = 0;
@@ -66,8 +82,8 @@ Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* s
   std::vector<char> lacks(tasks.size(), 0);
   pool.run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
     size_t at = static_cast<size_t>(t);
-    const auto find = known ? find_rest : find_task;
-    int64_t lost = find(*parts[part_of[at]].index, tasks[at], bags, slots);
+    const Index& index = *parts[part_of[at]].index;
+    int64_t lost = known ? find_rest(index, tasks[at], bags, known, slots) : find_task(index, tasks[at], bags, slots);
     if (!lost) return;
     lacks[at] = 1;
     std::atomic_ref<int64_t>(found.missing[part_of[at]]).fetch_add(lost, std::memory_order_relaxed);
@@ -95,6 +111,59 @@ void pool_rest(const std::vector<LookupPart>& parts, const std::vector<WaitingTa
     if (!parts[part].waits) find_task(*parts[part].index, task, bags, slots);
     pool_task(task, bags, out_dtype);
   });
+}
+
+std::vector<Lacking> find_ahead(const std::vector<LookupPart>& parts, const Bags& bags,
+                                const std::vector<int64_t>& bounds, void* kept, uint32_t* slots, RwLock& indexes,
+                                int threads) {
+  // Who changes an index waits for as many keys of each thread. Large enough to hide a task's start.
+  constexpr int64_t kTogether = 2048;
+  struct Task {
+    size_t first, last;  // of the parts by source: those that the positions are of
+    Positions at;
+    std::vector<std::vector<int64_t>> lacking = {};  // by part, or none where none is
+  };
+  std::vector<size_t> by_source(parts.size());
+  std::iota(by_source.begin(), by_source.end(), size_t{0});
+  const auto source_of = [&](size_t i) { return parts[by_source[i]].feature.source; };
+  std::stable_sort(by_source.begin(), by_source.end(),
+                   [&](size_t a, size_t b) { return parts[a].feature.source < parts[b].feature.source; });
+  std::vector<Task> tasks;
+  for (size_t first = 0, last = 0; first < parts.size(); first = last) {
+    const int64_t source = source_of(first);
+    while (last < parts.size() && source_of(last) == source) ++last;
+    const int64_t end = bounds[static_cast<size_t>(source) + 1];
+    for (int64_t at = bounds[static_cast<size_t>(source)]; at < end; at += kTogether)
+      tasks.push_back({first, last, {at, std::min(at + kTogether, end)}});
+  }
+  const size_t width = key_bytes(bags);
+  threads = threads_for(bags.count, kTogether, threads);
+  ThreadPool::instance().run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
+    auto& [first, last, at, lacking] = tasks[static_cast<size_t>(t)];
+    const size_t begin = static_cast<size_t>(at.begin) * width;
+    std::memcpy(static_cast<char*>(kept) + begin, static_cast<const char*>(bags.keys) + begin,
+                static_cast<size_t>(at.end - at.begin) * width);
+    std::shared_lock lock(indexes);
+    for (size_t i = first; i < last; ++i) {
+      const LookupPart& part = parts[by_source[i]];
+      uint32_t* out = slots + part.feature.copy * bags.count;
+      const int64_t lost = find_some(*part.index, kept, bags.narrow_keys, at, out);
+      if (!lost) continue;
+      lacking.resize(last - first);
+      std::vector<int64_t>& positions = lacking[i - first];
+      positions.reserve(static_cast<size_t>(lost));
+      for (int64_t p = at.begin; p < at.end; ++p)
+        if (out[p] == kNoSlot) positions.push_back(p);
+    }
+  });
+  std::vector<Lacking> found(parts.size());
+  for (size_t p = 0; p < parts.size(); ++p) found[p].shift = parts[p].feature.copy * bags.count;
+  for (const Task& task : tasks)
+    for (size_t i = 0; i < task.lacking.size(); ++i) {
+      std::vector<int64_t>& all = found[by_source[task.first + i]].positions;
+      all.insert(all.end(), task.lacking[i].begin(), task.lacking[i].end());
+    }
+  return found;
 }
 
 }  // namespace shoal

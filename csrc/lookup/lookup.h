@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rwlock.h"
+#include "index/batch.h"
 #include "index/index.h"
 #include "kernels/batch.h"
 #include "kernels/pool.h"
@@ -29,14 +31,23 @@ struct Found {
   std::vector<WaitingTask> rest;  // what is to be pooled once the missing keys have rows
 };
 
-// Writes slots[copy * n + i] of every position of every part, and pools what waits for nothing. `known`: those of keys
-// that had a row when the batch was staged are there already, and still right.
+// Writes slots[copy * n + i] of every position of every part, and pools what waits for nothing. `known`, if it is not
+// null: the keys whose slots are there already, where they had a row when the batch was staged, and still right. What is
+// another key by now is found anew.
 // `parts` must stay where they are until the rest is pooled.
-Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, bool known, Dtype out_dtype,
-             int threads);
+Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, const void* known,
+             Dtype out_dtype, int threads);
 
 // REQUIRES: every position of the parts that wait has its slot.
 void pool_rest(const std::vector<LookupPart>& parts, const std::vector<WaitingTask>& rest, const Bags& bags,
                uint32_t* slots, Dtype out_dtype, int threads);
+
+// Slots alone, ahead of the lookup, beside whoever changes indexes, and so that he never waits for more than some of it.
+// The keys are copied to `kept` on the way, and the slots are those of the copies, whatever the batch's own become. By part,
+// which positions have none.
+// `bounds`: where each feature's keys begin, and the end, by offsets that were looked at: somebody may write to the batch's.
+std::vector<Lacking> find_ahead(const std::vector<LookupPart>& parts, const Bags& bags,
+                                const std::vector<int64_t>& bounds, void* kept, uint32_t* slots, RwLock& indexes,
+                                int threads);
 
 }  // namespace shoal

@@ -1,6 +1,7 @@
 #include "lookup/lookup.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "base/check.h"
@@ -94,7 +95,7 @@ void pools_at_once_what_waits_for_nothing() {
           Batch batch(2, bags, 6, 1000, waits);
           std::vector<float> out(static_cast<size_t>(bags * kDim) + 1, -9.0f);
           std::vector<LookupPart> parts = {{&table.index, feature_of(table, 1, 1, &out), waits}};
-          Found found = lookup(parts, batch.bags(narrow), batch.slots.data(), false, Dtype::f32, threads);
+          Found found = lookup(parts, batch.bags(narrow), batch.slots.data(), nullptr, Dtype::f32, threads);
           CHECK(found.rest.empty());
           std::vector<float> wanted = sums(table, batch, 1, true);
           CHECK(std::equal(wanted.begin(), wanted.end(), out.begin()) && out.back() == -9.0f, bags, narrow, threads);
@@ -121,7 +122,7 @@ void pools_the_rest_after_births() {
                                        {&table.index, feature_of(table, 1, 0, &read), false},
                                        {&empty.index, feature_of(empty, 2, 0, &other), true}};
       Bags seen = batch.bags(false);
-      Found found = lookup(parts, seen, batch.slots.data(), false, Dtype::f32, threads);
+      Found found = lookup(parts, seen, batch.slots.data(), nullptr, Dtype::f32, threads);
       const std::vector<std::pair<size_t, Table*>> births = {{0, &table}, {2, &empty}};
       for (auto [part, into] : births) {
         KeyRange range{nullptr, batch.offsets[part * static_cast<size_t>(bags)],
@@ -142,10 +143,91 @@ void pools_the_rest_after_births() {
     }
 }
 
+std::vector<int64_t> bounds_of(const Batch& batch, int64_t features) {
+  std::vector<int64_t> bounds;
+  for (int64_t feature = 0; feature <= features; ++feature)
+    bounds.push_back(batch.offsets[static_cast<size_t>(feature * batch.size)]);
+  return bounds;
+}
+
+void finds_ahead_and_lists_what_it_lacks() {
+  for (int64_t bags : {0, 1, 50, 3000})
+    for (bool narrow : {false, true})
+      for (int threads : {1, 3}) {
+        Table table(1000), other(500), empty(0);
+        Batch batch(3, bags, 6, 1200, false);
+        // The last feature feeds two tables, and its parts do not stand beside each other.
+        std::vector<float> out(static_cast<size_t>(bags * kDim) + 1);
+        const std::vector<LookupPart> parts = {{&table.index, feature_of(table, 2, 0, &out), true},
+                                               {&empty.index, feature_of(empty, 0, 0, &out), true},
+                                               {&other.index, feature_of(other, 2, 1, &out), true}};
+        const size_t n = batch.keys.size(), width = narrow ? 4 : 8;
+        std::vector<char> kept(n * width + 1);
+        RwLock indexes;
+        const std::vector<Lacking> found = find_ahead(parts, batch.bags(narrow), bounds_of(batch, 3), kept.data(),
+                                                      batch.slots.data(), indexes, threads);
+        for (size_t p = 0; p < parts.size(); ++p) {
+          const int64_t source = parts[p].feature.source, copy = parts[p].feature.copy;
+          std::vector<int64_t> lacking;
+          for (int64_t i = batch.offsets[static_cast<size_t>(source * bags)];
+               i < batch.offsets[static_cast<size_t>((source + 1) * bags)]; ++i) {
+            const size_t at = static_cast<size_t>(i);
+            const uint32_t slot = parts[p].index->find(batch.keys[at]);
+            CHECK(batch.slots[static_cast<size_t>(copy) * n + at] == slot, p, i);
+            if (slot == kNoSlot) lacking.push_back(i);
+            const void* key = narrow ? static_cast<const void*>(&batch.narrow[at]) : &batch.keys[at];
+            CHECK(std::memcmp(&kept[at * width], key, width) == 0, p, i);
+          }
+          CHECK(found[p].positions == lacking && found[p].shift == copy * static_cast<int64_t>(n), p, bags, threads);
+        }
+        // Those of the feature in the middle, which no part reads, are nobody's.
+        for (size_t i = static_cast<size_t>(batch.offsets[static_cast<size_t>(bags)]);
+             i < static_cast<size_t>(batch.offsets[static_cast<size_t>(2 * bags)]); ++i)
+          CHECK(batch.slots[i] == 12345 && batch.slots[n + i] == 12345, i);
+      }
+}
+
+void slots_that_are_known_are_those_of_the_same_keys() {
+  for (int64_t bags : {1, 50, 3000})
+    for (bool narrow : {false, true})
+      for (int threads : {1, 3}) {
+        Table table(1000);
+        Batch batch(1, bags, 6, 1000, false);
+        std::vector<float> out(static_cast<size_t>(bags * kDim) + 1);
+        std::vector<LookupPart> parts = {{&table.index, feature_of(table, 0, 0, &out), false}};
+        std::vector<char> kept(batch.keys.size() * 8 + 1);
+        RwLock indexes;
+        find_ahead(parts, batch.bags(narrow), bounds_of(batch, 1), kept.data(), batch.slots.data(), indexes, threads);
+        // Some that it lacked are born, and a part of the keys are others by now.
+        table.add({1, 3, 77, 501});
+        for (size_t i = batch.keys.size() / 2; i < batch.keys.size(); i += 3) {
+          batch.keys[i] = (batch.keys[i] + 501) % 1000;
+          batch.narrow[i] = static_cast<int32_t>(batch.keys[i]);
+        }
+        lookup(parts, batch.bags(narrow), batch.slots.data(), kept.data(), Dtype::f32, threads);
+        const std::vector<float> wanted = sums(table, batch, 0, true);
+        CHECK(std::equal(wanted.begin(), wanted.end(), out.begin()), bags, narrow, threads);
+        for (size_t i = 0; i < batch.keys.size(); ++i) CHECK(batch.slots[i] == table.index.find(batch.keys[i]), i);
+      }
+  // They are not found again.
+  Table table(10);
+  Batch batch(1, 1, 0, 10, true);
+  batch.keys = {2, 4};
+  batch.offsets = {0, 2};
+  const uint32_t other = table.index.find(8);
+  batch.slots = {table.index.find(2), other};
+  std::vector<float> out(kDim);
+  lookup({{&table.index, feature_of(table, 0, 0, &out), false}}, batch.bags(false), batch.slots.data(),
+         batch.keys.data(), Dtype::f32, 1);
+  CHECK(batch.slots[1] == other, batch.slots[1]);
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
+  shoal::finds_ahead_and_lists_what_it_lacks();
+  shoal::slots_that_are_known_are_those_of_the_same_keys();
   shoal::pools_at_once_what_waits_for_nothing();
   shoal::pools_the_rest_after_births();
 }

@@ -316,8 +316,10 @@ class SsdStore:
 
     def stats(self) -> SsdStats: ...
 
-def read_together(stores: Sequence[SsdStore], keys: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]], rows: Sequence[Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')]], found: Sequence[Annotated[torch.Tensor, dict(dtype='bool_', shape=(None,), order='C', device='cpu')]]) -> None:
-    """Read from several stores at a time"""
+def read_together(reads: Sequence[tuple[SsdStore, int, int, int, int]]) -> list[int]:
+    """
+    Read from several stores at a time, each as (store, address of keys, how many, address of rows, address of found); how many each has
+    """
 
 class DramStore:
     """Rows in host memory"""
@@ -364,6 +366,11 @@ class MissingKeys:
 
     def keys(self, table: int) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
         """A view of one table's keys"""
+
+    def without(self, others: Sequence[Sequence[tuple[int, int]]]) -> tuple[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))], list[int]]:
+        """
+        Of all tables behind each other, each table's in ascending order, those that are not among `others`: for each table the (address, count) of keys in order; and how many each table has left
+        """
 
     def count_after(self, table: int, parts: int) -> int:
         """How many of them are in the first so many of the table's parts"""
@@ -565,9 +572,9 @@ class Victims:
 def begin_tracking(index: Index, rows: Rows, threads: int) -> None:
     """Write every row's key to its slot, and say that the row did not change"""
 
-def place(index: Index, store: DramStore, indexes: RwLock, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)], clock: int, bags: Bags, missing: MissingKeys, table: int) -> int:
+def place(tables: Sequence[tuple[Index, DramStore, int, int, int, int, int]], indexes: RwLock, missing: MissingKeys, bags: Bags, threads: int) -> list[int]:
     """
-    Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many
+    Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many came of each table, or -1 where memory was refused
     """
 
 class Tally:
@@ -590,14 +597,13 @@ class Bags:
 
     def bind_again(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool], weights: int) -> None: ...
 
-    def forget_slots(self) -> None:
-        """No key has a slot that is known"""
+    def begin_ahead(self) -> None:
+        """
+        Before slots are found ahead of the lookup: keep the offsets as they are now, and know no slot
+        """
 
-    def remember(self) -> None:
-        """Keep the keys and offsets as they are now"""
-
-    def remembers(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool]) -> bool:
-        """Whether these are the numbers that it keeps"""
+    def has_bags_of(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool]) -> bool:
+        """Whether these are as many keys, in bags as they were when it was found"""
 
     @property
     def bounds(self) -> list[int]:
@@ -633,9 +639,9 @@ class Lookup:
         `trains`: in training keys without a row get one; `fetches`: they may have one below
         """
 
-    def find(self, bags: Bags, indexes: RwLock) -> list[int]:
+    def find(self, bags: Bags, indexes: RwLock, tables: Sequence[Sequence[int]], threads: int) -> MissingKeys:
         """
-        Slots alone, beside whoever changes indexes; how many keys each part lacks
+        Slots alone, beside whoever changes indexes; of the tables, each given as the numbers of its parts, the keys without one
         """
 
     def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, known: bool, threads: int) -> list[int]:

@@ -16,6 +16,7 @@ import shoal
 from shoal import _native
 from shoal.errors import CapacityError, ConfigError, InputError, StorageError
 from shoal.storage import MemoryStorage
+from shoal.table.staging import HostStaging
 
 pytestmark = pytest.mark.threads
 
@@ -241,7 +242,8 @@ def test_a_lookup_does_not_wait_for_what_another_batch_is_about_to_bring(tmp_pat
     for bags in (plain, ahead):
         train(bags, batches(40))
     batch, twin = (skewed_kjt(("t",), torch.Generator().manual_seed(9)) for _ in range(2))
-    staging = ahead.stage(batch)  # it knows its keys, and has read none
+    staging = ahead.stage(batch)
+    staging.find(1)  # it knows its keys, and has read none
     with torch.no_grad():
         assert_equal_outputs([plain.eval()(twin), ahead.eval()(twin)])
     staging.read()
@@ -309,7 +311,8 @@ def test_rows_leave_and_are_born_while_a_large_batch_is_being_found(tmp_path):
     large = [kjt({"t": keys.tolist()}) for keys in drawn]
     for step in range(40):
         batch, placed = large[step % 2], []
-        finder = threading.Thread(target=lambda: placed.append(ahead.stage(batch)))  # noqa: B023 (joined below)
+        placed.append(ahead.stage(batch))
+        finder = threading.Thread(target=placed[0].find, args=(1,))
         finder.start()
         few = kjt({"t": [range(10**7 * (step + 1), 10**7 * (step + 1) + 200)]})  # births, for which others leave
         assert_equal_outputs([plain(few), ahead(few)], step)
@@ -345,7 +348,7 @@ def test_a_storage_that_wants_to_end_the_thread(where):
 
 
 def test_a_loader_that_is_slow_when_the_loop_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["shoal.prefetch.ahead"], "_JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(sys.modules["shoal.prefetch.run"], "_JOIN_SECONDS", 0.05)
     ahead = spilling("ssd", tmp_path)
 
     def slow():
@@ -387,7 +390,7 @@ class Stages:
     """Stages a batch, or raises."""
 
     device = torch.device("cpu")
-    waits = False
+    waits = in_loop = False
 
     def __init__(self, error=None, at=None):
         self.error, self.at = error, at
@@ -474,20 +477,20 @@ def with_key_below():
 def test_a_row_that_changes_and_leaves_between_find_and_read_is_read_as_it_is_then(monkeypatch):
     plain, tiers, below, step, let_leave = with_key_below()
     found, asks = threading.Event(), threading.Event()
-    ask = below._ask
+    coming = below._coming
 
-    def late(*arguments, **settings):
+    def late(staged):
         if threading.current_thread().name == "finder":
             found.set()
             assert asks.wait(30)
-        ask(*arguments, **settings)
+        return coming(staged)
 
-    monkeypatch.setattr(below, "_ask", late)
+    monkeypatch.setattr(below, "_coming", late)
     batch, placed = kjt({"t": [[KEY]]}), []
 
     def stage():
         placed.append(tiers.stage(batch))
-        placed[0].read()
+        placed[0].read()  # finds first
 
     finder = threading.Thread(target=stage, name="finder")
     finder.start()
@@ -620,7 +623,8 @@ def test_rows_that_are_read_ahead_and_have_no_place_are_bounded():
 ENDING = """
 import os, sys, threading, time, torch, shoal
 from shoal.storage import MemoryStorage
-module = sys.modules["shoal.prefetch.ahead"]
+from shoal.table.staging import HostStaging
+module = sys.modules["shoal.prefetch.run"]
 
 class Remote(MemoryStorage):
     answers = True
@@ -686,14 +690,14 @@ sys.exit(os.waitstatus_to_exitcode(ended[1]) if ended[0] else 2)
 
 
 class Slow:
-    """A batch on its way that takes its time to be found."""
+    """A batch on its way that takes its time to be found, by a thread."""
 
-    waits = True
+    waits, in_loop = True, False
 
     def __init__(self):
         self.begins, self.may_go_on, self.calls = threading.Event(), threading.Event(), []
 
-    def find(self):
+    def find(self, _threads):
         self.begins.set()
         assert self.may_go_on.wait(30)
 
@@ -711,14 +715,104 @@ class Slow:
 
 
 def test_a_batch_that_is_let_go_while_its_thread_is_busy_is_not_read(monkeypatch):
-    monkeypatch.setattr(sys.modules["shoal.prefetch.ahead"], "_JOIN_OTHERS_SECONDS", 0.05)
+    monkeypatch.setattr(sys.modules["shoal.prefetch.run"], "_JOIN_OTHERS_SECONDS", 0.05)
     died = []
     monkeypatch.setattr(threading, "excepthook", lambda what: died.append(what.exc_value))
     slow = Slow()
-    run = sys.modules["shoal.prefetch.ahead"]._Run(iter(batches(3)), lambda _batch: slow, 2, [])
+    run = sys.modules["shoal.prefetch.run"].Run(iter(batches(3)), lambda _batch: slow, 2, [])
     assert slow.begins.wait(30)
     run.close()
     assert "release" in slow.calls
     slow.may_go_on.set()
     run.await_threads(30)
     assert not died and set(slow.calls) == {"release"}
+
+
+def recorded(monkeypatch, *methods):
+    """The threads that call methods of a batch on its way, by method."""
+    seen = {method: [] for method in methods}
+
+    def record(method, call):
+        def recording(self, *arguments):
+            seen[method].append(threading.current_thread().name)
+            return call(self, *arguments)
+
+        monkeypatch.setattr(HostStaging, method, recording)
+
+    for method in methods:
+        record(method, getattr(HostStaging, method))
+    return seen
+
+
+def test_the_loop_finds_and_places_and_threads_do_what_may_wait(tmp_path, monkeypatch):
+    main = threading.current_thread().name
+    seen = recorded(monkeypatch, "_find", "place_into_room", "place", "read", "_let_leave")
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    wanted = train(plain, batches(60))
+    got = train(ahead, shoal.prefetch(batches(60), ahead))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+    assert seen["_find"] == [main] * 60
+    assert len(seen["read"]) == 60 and set(seen["read"]) == {"shoal-prefetch-read"}
+    assert set(seen["place_into_room"]) == {main}
+    # Memory is full after some steps: rows have to leave for others from then on.
+    assert set(seen["place"]) == set(seen["_let_leave"]) == {"shoal-prefetch-place"}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_as_many_batches_are_on_their_way_as_depth_says(depth, tmp_path):
+    ahead = spilling("memory", tmp_path, "1MiB")
+    loaded, most_loaded, most_found = 0, 0, 0
+
+    def loader():
+        nonlocal loaded
+        for batch in batches(30):
+            loaded += 1
+            yield batch
+
+    for step, batch in enumerate(shoal.prefetch(loader(), ahead, depth=depth)):
+        time.sleep(0.01)
+        most_loaded = max(most_loaded, loaded - (step + 1))
+        most_found = max(most_found, len(ahead._group.staged) - 1)
+        backward(ahead(batch), step)
+    assert most_loaded == depth + 1 and most_found == depth
+
+
+def test_an_interrupt_while_the_loop_finds_lets_all_go(tmp_path, monkeypatch):
+    ahead = spilling("ssd", tmp_path)
+    find, calls = HostStaging._find, []
+
+    def interrupted(self, threads):
+        find(self, threads)
+        calls.append(self)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(HostStaging, "_find", interrupted)
+    steps = 0
+    with pytest.raises(KeyboardInterrupt):
+        for batch in shoal.prefetch(batches(20), ahead):
+            backward(ahead(batch), steps)
+            steps += 1
+    gc.collect()
+    assert len(calls) == 5 and steps < 5
+    assert staged(ahead) == ({}, {}) and is_quiet()
+
+
+def test_memory_that_is_refused_where_rows_are_placed_is_the_lookups_to_tell(tmp_path, monkeypatch):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    place, refused = _native.place, 0
+
+    def refusing(tables, *rest):
+        nonlocal refused
+        if refused % 3 < 2:
+            refused += 1
+            return [-1] * len(tables)
+        return place(tables, *rest)
+
+    monkeypatch.setattr(_native, "place", refusing)
+    wanted = train(plain, batches(40))
+    got = train(ahead, shoal.prefetch(batches(40), ahead))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+    assert_same_rows(plain, ahead)
+    assert refused >= 2 and staged(ahead) == ({}, {})

@@ -219,7 +219,7 @@ def test_several_are_read_though_the_system_has_no_thread_to_give(tmp_path):
             resource.setrlimit(resource.RLIMIT_AS, (mapped + extra * 2**20, -1))
             answers = SsdStorage.read_together(storages, [keys] * 6)
             resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-            for i, (rows, found) in enumerate(answers):
+            for i, (rows, found, _has) in enumerate(answers):
                 assert found.all() and (rows == i).all()
         print("all were read")
     """
@@ -240,7 +240,7 @@ for storage in storages:
     storage.write(keys, rows)
 limit = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-for read, found in SsdStorage.read_together(storages, [keys] * 6):
+for read, found, _has in SsdStorage.read_together(storages, [keys] * 6):
     assert found.all() and torch.equal(read, rows)
 print("read")
 """

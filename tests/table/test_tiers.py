@@ -449,7 +449,8 @@ def test_a_fill_that_fails_while_a_batch_is_staged_leaves_no_way_to_rows_that_ar
     write = below.storage.write
 
     def stage_and_fail(*_arguments):
-        finder = threading.Thread(target=lambda: staged.append(bags.stage(batches[0])))
+        staged.append(bags.stage(batches[0]))
+        finder = threading.Thread(target=staged[0].find, args=(1,))
         finder.start()
         finder.join()
         raise OSError(28, "ENOSPC")

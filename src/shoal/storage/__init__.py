@@ -2,8 +2,8 @@
 
 from shoal.storage.conformance import check_storage
 from shoal.storage.dram import DramStorage
-from shoal.storage.keyed import Storage
+from shoal.storage.keyed import Answer, Storage
 from shoal.storage.memory import MemoryStorage
 from shoal.storage.ssd import SsdStorage
 
-__all__ = ["DramStorage", "MemoryStorage", "SsdStorage", "Storage", "check_storage"]
+__all__ = ["Answer", "DramStorage", "MemoryStorage", "SsdStorage", "Storage", "check_storage"]

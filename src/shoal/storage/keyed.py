@@ -1,8 +1,17 @@
 """Storages by key: what a table keeps below its memory. A row is a number of bytes to them, always the same."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class Answer(NamedTuple):
+    """What a storage has of some keys."""
+
+    rows: Tensor  # uint8 [n, row_bytes]
+    found: Tensor  # bool [n]: whether each has one
+    has: int  # how many do
 
 
 class Storage(ABC):

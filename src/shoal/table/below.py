@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Ssd, Table
 from shoal.errors import ConfigError, ShoalError, StorageError
-from shoal.storage import SsdStorage, Storage
+from shoal.storage import Answer, SsdStorage, Storage
 from shoal.table.content import TierStats
 
 _SCORE_BYTES = 8
@@ -27,23 +27,27 @@ def packed_bytes(config: Table) -> int:
     return config.row_bytes + _SCORE_BYTES
 
 
+# What many have most of the time. Made once: a batch has one of each for every table.
+_NO_KEYS = torch.empty(0, dtype=torch.int64, device="cpu")
+_NOTHING = Answer(
+    torch.empty(0, 0, dtype=torch.uint8, device="cpu"), torch.zeros(0, dtype=torch.bool, device="cpu"), has=0
+)
+
+
 class Staged:
     """What a storage said of some keys. It holds until one of them is written or erased."""
 
     def __init__(self) -> None:
-        self.keys = torch.empty(0, dtype=torch.int64, device="cpu")  # all different, in ascending order
-        self.asked = self.keys  # the same, and those that came to memory since
-        self._rows = torch.empty(0, 0, dtype=torch.uint8, device="cpu")
-        self._found = torch.zeros(0, dtype=torch.bool, device="cpu")
+        self.keys = _NO_KEYS  # all different, in ascending order
+        self.asked = _NO_KEYS  # the same, and those that came to memory since
+        self._rows, self._found, self._has = _NOTHING
         self._spoiled: list[Tensor] = []
-        self._has = 0
         self._expected = 0  # bytes that are being read
         self._is_answered = self._is_void = False
 
-    def set(self, rows: Tensor, found: Tensor) -> None:
+    def set(self, answer: Answer) -> None:
         """The answer, in the order of `keys`."""
-        self._rows, self._found = rows, found
-        self._has = int(found.sum())
+        self._rows, self._found, self._has = answer
         self._is_answered = True
 
     def expect(self, row_bytes: int) -> None:
@@ -98,16 +102,19 @@ class Staged:
         """The keys that were found and not spoiled, and their rows, which are the caller's from here on."""
         if not self._spoiled and not self._is_void and self._has == len(self.keys):
             keys, rows = self.keys, self._rows
-            self.keys = keys[:0]
-            self.set(torch.empty_like(rows[:0]), self._found[:0])  # a part of them would keep them all
+            self.keys = _NO_KEYS
+            self.set(_NOTHING)
             return keys, rows
         usable = self._found & self.known(self.keys)[0]
         keys, rows = self.keys[usable], self._rows[usable]
         # That the others are not below is still worth knowing.
         self.keys = self.keys[~self._found]
         self.set(
-            torch.empty(len(self.keys), 0, dtype=torch.uint8, device="cpu"),
-            torch.zeros(len(self.keys), dtype=torch.bool, device="cpu"),
+            Answer(
+                torch.empty(len(self.keys), 0, dtype=torch.uint8, device="cpu"),
+                torch.zeros(len(self.keys), dtype=torch.bool, device="cpu"),
+                has=0,
+            )
         )
         return keys, rows
 
@@ -150,26 +157,26 @@ class Below:
         self._asked = self._found = self._written = self._reads = self._writes = 0
         self._read_seconds = self._write_seconds = 0.0
 
-    def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of keys, all different, and whether each has one."""
+    def read(self, keys: Tensor) -> Answer:
+        """The rows of keys, all different."""
         if not len(keys):  # a storage may be far away
-            nothing = torch.empty(0, self.row_bytes, dtype=torch.uint8, device="cpu")
-            return nothing, torch.empty(0, dtype=torch.bool, device="cpu")
+            return _NOTHING._replace(rows=torch.empty(0, self.row_bytes, dtype=torch.uint8, device="cpu"))
         begin = time.perf_counter()
         with self._named("read"):
-            answer = self.storage.read(keys)
-        rows, found = self._checked(answer, len(keys))
-        self._count(found, time.perf_counter() - begin)
-        return rows, found
+            given = self.storage.read(keys)
+        rows, found = self._checked(given, len(keys))
+        answer = Answer(rows, found, int(found.sum()))
+        self._count(len(keys), answer.has, time.perf_counter() - begin)
+        return answer
 
     @staticmethod
-    def read_each(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def read_each(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[Answer]:
         """The same for several tables."""
         answers = Below.read_together(belows, keys)
         return [below.read(some) for below, some in zip(belows, keys, strict=True)] if answers is None else answers
 
     @staticmethod
-    def read_together(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]] | None:
+    def read_together(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[Answer] | None:
         """The same for several tables at a time, if they all are on disks."""
         storages = [below.storage for below in belows]
         if len(storages) < 2 or not all(isinstance(storage, SsdStorage) for storage in storages):
@@ -177,19 +184,18 @@ class Below:
         begin = time.perf_counter()
         answers = SsdStorage.read_together([s for s in storages if isinstance(s, SsdStorage)], keys)
         seconds = (time.perf_counter() - begin) / len(belows)
-        for below, (_rows, found) in zip(belows, answers, strict=True):
-            below._count(found, seconds)
+        for below, some, answer in zip(belows, keys, answers, strict=True):
+            below._count(len(some), answer.has, seconds)
         return answers
 
-    def _count(self, found: Tensor, seconds: float) -> None:
-        has = int(found.sum())
+    def _count(self, asked: int, has: int, seconds: float) -> None:
         with self._counting:
             self._read_seconds += seconds
             self._reads += 1
-            self._asked += len(found)
+            self._asked += asked
             self._found += has
 
-    def read_known(self, keys: Tensor, staged: Staged | None) -> tuple[Tensor, Tensor]:
+    def read_known(self, keys: Tensor, staged: Staged | None) -> Answer:
         """The same, where some were read ahead."""
         if staged is None:
             return self.read(keys)
@@ -199,15 +205,17 @@ class Below:
         known_rows, known_found = staged.rows_at(at[holds])
         found = torch.zeros(len(keys), dtype=torch.bool, device="cpu")
         found[holds] = known_found
+        has = int(known_found.sum())
         rest = ~holds
-        if not rest.any() and not found.any():
-            return torch.empty(len(keys), 0, dtype=torch.uint8, device="cpu"), found
+        if not rest.any() and not has:
+            return Answer(torch.empty(len(keys), 0, dtype=torch.uint8, device="cpu"), found, has)
         rows = torch.empty(len(keys), self.row_bytes, dtype=torch.uint8, device="cpu")
-        if known_found.any():
+        if has:
             rows[holds] = known_rows
         if rest.any():
-            rows[rest], found[rest] = self.read(keys[rest])
-        return rows, found
+            rows[rest], found[rest], more = self.read(keys[rest])
+            has += more
+        return Answer(rows, found, has)
 
     def write(self, keys: Tensor, rows: Tensor) -> None:
         """Put rows in place of those that the keys had. REQUIRES: `writing` is held."""
@@ -223,7 +231,7 @@ class Below:
         if isinstance(self.storage, SsdStorage):
             return self.storage.contains(keys)
         distinct, inverse = torch.unique(keys, return_inverse=True)
-        return self.read(distinct)[1][inverse]
+        return self.read(distinct).found[inverse]
 
     def erase(self, keys: Tensor) -> None:
         """Remove the rows of keys, all different."""
@@ -267,11 +275,22 @@ class Below:
         """These are the keys, and only ahead of a lookup."""
         self._ask(staged, keys, ahead=True)
 
+    @staticmethod
+    def ask_together(asks: "Sequence[tuple[Below, Staged]]", missing: _native.MissingKeys) -> None:
+        """The same for several tables, whose keys are those that a batch lacks."""
+        coming = [below._coming(staged) for below, staged in asks]
+        keys, counts = missing.without([[(some.data_ptr(), len(some)) for some in each] for each in coming])
+        for (_below, staged), some in zip(asks, keys.split(counts), strict=True):
+            staged.keys = staged.asked = some
+
     def _ask(self, staged: Staged, keys: Tensor, ahead: bool) -> None:
-        others = [one for one in tuple(self._staged.values()) if one is not staged]
-        coming = [one.keys for one in others if one.comes] if ahead else []
-        staged.keys = _native.keys_without(keys, coming)
+        staged.keys = _native.keys_without(keys, self._coming(staged) if ahead else [])
         staged.asked = keys
+
+    def _coming(self, staged: Staged) -> list[Tensor]:
+        """The keys that others are reading or have read, and not placed."""
+        others = [one for one in tuple(self._staged.values()) if one is not staged]
+        return [one.keys for one in others if one.comes]
 
     def unstage(self, staged: Staged) -> None:
         """Forget what was read ahead."""

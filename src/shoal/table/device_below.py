@@ -15,6 +15,7 @@ from torch import Tensor
 from shoal.config import Table, format_size
 from shoal.errors import CapacityError
 from shoal.metrics import Counters
+from shoal.storage import Answer
 from shoal.storage.hbm import CHANGED_FLAG, UNSAVED_FLAG
 from shoal.table.below import Below
 from shoal.table.changes import Changes
@@ -105,10 +106,10 @@ class DeviceBelow:
 
     # ---- rows that come
 
-    def bring(self, missing: Missing, answer: tuple[Tensor, Tensor], pins: Pins, training: bool) -> int:
+    def bring(self, missing: Missing, answer: Answer, pins: Pins, training: bool) -> int:
         """Put rows of keys that kernels do not reach where they do, and make room for those that will be born.
         `answer`: what the storage said of the keys. Returns at how many positions of the batch these rows are."""
-        rows, found = answer
+        rows, found, _has = answer
         births = int((missing.trains & ~found).sum()) if training else 0
         self.require_place(births)
         has = int(found.sum())
@@ -357,7 +358,7 @@ class DeviceBelow:
         if not len(at):
             return None
         distinct, inverse = torch.unique(keys[at].cpu(), return_inverse=True)
-        rows, found = self.below.read(distinct)
+        rows, found, _has = self.below.read(distinct)
         has = found[inverse]
         return at.cpu()[has], rows[inverse[has]]
 

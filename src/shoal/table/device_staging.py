@@ -31,6 +31,8 @@ def _version(tensor: Tensor) -> int:
 class DeviceStaging:
     """One batch. `answers`: what the storages below said of its keys, by table."""
 
+    in_loop = False
+
     def __init__(self, group: "DeviceGroup", plan: DevicePlan, values: Tensor, offsets: Tensor) -> None:
         self.group = group
         self.plan = plan
@@ -82,7 +84,7 @@ class DeviceStaging:
 
     # ---- from storages
 
-    def find(self) -> None:
+    def find(self, threads: int = 1) -> None:
         """Find what no memory has that kernels reach."""
         if self.plan.deep and self.values.numel() and not self._is_found and not self._is_released:
             self._is_found = True
@@ -118,9 +120,17 @@ class DeviceStaging:
         belows = [self.group.below(number).below for number in asked]
         read = Below.read_each(belows, [self.answers[number].keys for number in asked])
         for number, answer in zip(asked, read, strict=True):
-            self.answers[number].set(*answer)
+            self.answers[number].set(answer)
 
     # ---- to where kernels reach them, and up
+
+    def has_room(self) -> bool:
+        """Nobody knows without asking the device, and waiting for it: that is for threads."""
+        return False
+
+    def place_into_room(self, threads: int) -> bool:
+        """Nothing, for the same reason."""
+        return False
 
     def place(self, may_wait: Callable[[], bool]) -> None:
         """Put what was read in memory, and bring the batch's rows up. `may_wait`, asked where other batches hold all of

@@ -58,10 +58,10 @@ class HostTable(HostMemory):
         `bearing`. Also which of the keys these are; None is all. Nothing changes."""
         if self.below is None:
             return Arrivals(keys), None
-        rows, fetched = self.below.read_known(keys, staged)
+        rows, fetched, has = self.below.read_known(keys, staged)
         comes = fetched.clone()
         comes[:bearing] = True
-        if not bool(fetched.all()):
+        if has < len(keys):
             rows = rows[fetched]
         return Arrivals(keys[comes], rows, fetched[comes]), comes
 
@@ -82,11 +82,24 @@ class HostTable(HostMemory):
         born = ~arrivals.fetched
         self.write_first(arrivals.keys[born], slots[born])
 
-    def place(self, keys: Tensor, rows: Tensor, bags: _native.Bags, missing: _native.MissingKeys, table: int) -> None:
-        """Rows that were read ahead come into memory, where they are not there yet. REQUIRES: it has room."""
-        self._promotions += _native.place(
-            self.index.native, self.storage.native, self.indexes, keys, rows, self.clock, bags, missing, table
+    def placing(self, keys: Tensor, rows: Tensor, number: int) -> tuple[Any, ...]:
+        """Rows that were read ahead, as the core takes them to memory; the caller keeps the tensors until it did.
+        `number`: the table's among those of the batch's missing keys."""
+        return (
+            self.index.native,
+            self.storage.native,
+            keys.data_ptr(),
+            rows.data_ptr(),
+            len(keys),
+            self.clock,
+            number,
         )
+
+    def placed(self, came: int) -> None:
+        """Count them: so many were not there before, or memory was refused if that is negative."""
+        if came < 0:
+            raise OutOfMemoryError(f"[table {self.config.name!r}] there is no memory for rows that were read ahead.")
+        self._promotions += came
 
     def came(self, arrivals: Arrivals) -> None:
         """Count them: they are in."""
@@ -205,7 +218,7 @@ class HostTable(HostMemory):
             return None
         at = torch.nonzero(slots == NO_SLOT)[:, 0]
         distinct, inverse = torch.unique(keys[at], return_inverse=True)
-        rows, found = self.below.read(distinct)
+        rows, found, _has = self.below.read(distinct)
         has = found[inverse]
         return at[has], rows[inverse[has]]
 

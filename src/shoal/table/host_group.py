@@ -286,7 +286,7 @@ class HostGroup(Group):
         """What is below of the keys that are missing, into `asked`: who gave it lets it go."""
         for at, number in enumerate(missing.tables):
             staged = asked[number] = self.below(number).stage(missing.keys.keys(at), ahead=False)
-            staged.set(*self.below(number).read(staged.keys))
+            staged.set(self.below(number).read(staged.keys))
 
     def _complete(self, batch: Batch, missing: "Missing", answers: Mapping[int, Staged], alone: bool) -> None:
         """Rows for keys that were not in memory, then what waited for them. All of it, or nothing changes."""

@@ -34,6 +34,8 @@ class Plan:
 
         # What is below memory: the parts of tables that have something there.
         self.fetching = [part for part in self.parts if tables[part.table].below is not None]
+        self.deep = sorted({part.table for part in self.fetching})
+        self.deep_parts = [[at for at, part in enumerate(self.parts) if part.table == number] for number in self.deep]
 
         # Backward: the tables that train, and which of the parts feed them.
         self.trained = sorted({part.table for part in self.parts if part.trains})

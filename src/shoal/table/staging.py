@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from shoal.ops.pool import bags_of, remembers
+from shoal import _native
+from shoal.ops.pool import bags_of, has_bags_of
 from shoal.table.below import Below, Staged, may_read_ahead
 from shoal.table.leaving import Departures
 from shoal.table.plan import Plan
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.table.host_group import HostGroup
 
 
-# The pool's threads are the loop's.
+# Whoever is not the loop works on its own thread: the pool's are the loop's.
 _THREADS = 1
 
 
@@ -31,47 +32,59 @@ def address_of(values: Tensor) -> tuple[int, int]:
 class HostStaging:
     """One batch on its way. `answers` says what the storages below said of its keys, by table."""
 
-    waits = True
+    waits = in_loop = True
 
     def __init__(self, group: "HostGroup", names: list[str], values: Tensor, offsets: Tensor) -> None:
         self.group = group
         self.address = address_of(values)
         self.answers: dict[int, Staged] = {}
-        self._values = values  # kept: no other batch may have its place
-        self.is_found = self._is_released = False
+        self.is_found = self._is_released = self._is_begun = False
+        self._names = names
+        self._values, self._offsets = values, offsets  # kept: no other batch may have their place
         group._in_own_process()
+        self.bags = bags_of(values, offsets, None, len(names), self._plan_now().copies)
+        self.bags.begin_ahead()
+
+    def _plan_now(self) -> Plan:
+        self.group.indexes.lock_shared()
+        try:
+            plan: Plan = self.group._plan(self._names)
+        finally:
+            self.group.indexes.unlock()
+        return plan
+
+    def find(self, threads: int) -> None:
+        """Find which of its keys are not in memory."""
+        if self._is_begun or self._is_released:
+            return
+        self._is_begun = True
+        group = self.group
         group.indexes.lock_shared()
         try:
-            self.plan = group._plan(names)
-            self.bags = bags_of(values, offsets, None, len(names), self.plan.copies)
-            self.bags.forget_slots()
+            self.plan = group._plan(self._names)
             # From here on a row that it finds stays, or the epoch is another; and of one that it does not find it hears
             # when it is written, even before it asks for it.
             self._epochs = self._epochs_now()
-            for number in {part.table for part in self.plan.parts if group.tables[part.table].below is not None}:
+            for number in self.plan.deep:
                 self.answers[number] = group.below(number).listen()
             group.staged[self.address] = self
         finally:
             group.indexes.unlock()
         try:
-            self._find()
+            self._find(threads)
         except BaseException:
             self.release()
             raise
+        if self._is_released:  # meanwhile: what it listens to since must not go on
+            self.release()
 
-    def _find(self) -> None:
-        self.bags.remember()  # a loop may change them on the way
-        lacking = self.plan.lookup.find(self.bags, self.group.indexes)
-        parts: dict[int, list[tuple[int, int]]] = {}
-        for part, lacks in zip(self.plan.parts, lacking, strict=True):
-            if lacks and self.group.tables[part.table].below is not None:
-                parts.setdefault(part.table, []).append((part.source, part.copy))
-        self._lacking = list(parts)
-        self._missing = self.bags.missing(list(parts.values()), _THREADS)
-        for number in set(self.answers).difference(self._lacking):
-            self.group.below(number).unstage(self.answers.pop(number))
-        for at, number in enumerate(self._lacking):
-            self.group.below(number).ask(self.answers[number], self._missing.keys(at))
+    def _find(self, threads: int) -> None:
+        self._missing = self.plan.lookup.find(self.bags, self.group.indexes, self.plan.deep_parts, threads)
+        asks = [(self.group.below(number), self.answers[number]) for number in self.plan.deep]
+        Below.ask_together(asks, self._missing)
+        for number, count in zip(self.plan.deep, self._missing.counts, strict=True):
+            if not count:
+                self.group.below(number).unstage(self.answers.pop(number))
         self.is_found = True
 
     def _epochs_now(self) -> list[int]:
@@ -80,10 +93,7 @@ class HostStaging:
     def is_still_right(self, plan: Plan, values: Tensor, offsets: Tensor) -> bool:
         """Whether the slots that were found are those of a lookup with that plan and these tensors. Keys that had none
         may have one by now."""
-        return plan is self.plan and self._epochs_now() == self._epochs and remembers(self.bags, values, offsets)
-
-    def find(self) -> None:
-        """Nothing: it did when it began."""
+        return plan is self.plan and self._epochs_now() == self._epochs and has_bags_of(self.bags, values, offsets)
 
     def may_read(self, is_first: bool) -> bool:
         """Whether what it reads may be in memory, too."""
@@ -95,11 +105,22 @@ class HostStaging:
 
     def read(self) -> None:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
+        self.find(_THREADS)
         belows = [self.group.below(number) for number in self.answers]
         keys = [staged.keys for staged in self.answers.values()]
         answers = Below.read_together(belows, keys) or self.group.readers.map(Below.read, belows, keys)
         for staged, answer in zip(self.answers.values(), answers, strict=True):
-            staged.set(*answer)
+            staged.set(answer)
+
+    def has_room(self) -> bool:
+        """Whether what was asked for fits into memory now."""
+        with self.group.reading():
+            return all(self._fits(number) for number in tuple(self.answers))
+
+    def place_into_room(self, threads: int) -> bool:
+        """Put what was read in memory, but for tables out of which others would have to leave; whether that is all."""
+        with self.group.writing():
+            return not self._is_wanted or self._place(list(self.answers), threads) == []
 
     def place(self, may_wait: Callable[[], bool]) -> None:
         """Put what was read in memory. `may_wait`, asked where other batches hold all of it, waits for a while and says
@@ -107,29 +128,41 @@ class HostStaging:
         waiting = list(self.answers)
         while waiting:
             with self.group.writing():
-                if self.group.staged.get(self.address) is not self:
-                    return  # looked up already, or dropped
-                placed = self._place(waiting)
-                waiting = [number for number in waiting if number not in placed]
+                if not self._is_wanted:
+                    return
+                waiting = self._place(waiting, _THREADS)
                 leaving = self._begin_leaving(waiting)
             if waiting and not leaving and not may_wait():
                 return
             self._let_leave(leaving)
 
-    def _place(self, numbers: Sequence[int]) -> list[int]:
-        """Put rows of tables in memory that has room, also for what will be born; returns which these are."""
-        placed = []
-        for number in numbers:
-            table, staged = self.group.tables[number], self.answers[number]
-            if table.spare(len(staged.keys)) == len(staged.keys):
-                keys, rows = staged.place()
-                table.place(keys, rows, self.bags, self._missing, self._lacking.index(number))
-                placed.append(number)
-        return placed
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether it is neither looked up already, nor dropped."""
+        return self.group.staged.get(self.address) is self
+
+    def _fits(self, number: int) -> bool:
+        """Whether a table's memory has room for what was asked for, also for what will be born."""
+        wanted = len(self.answers[number].keys)
+        return self.group.tables[number].spare(wanted) == wanted
+
+    def _place(self, numbers: Sequence[int], threads: int) -> list[int]:
+        """Put rows of tables in memory where they fit; returns which do not."""
+        fitting = [number for number in numbers if self._fits(number)]
+        tables = [self.group.tables[number] for number in fitting]
+        rows = [self.answers[number].place() for number in fitting]  # kept until they are in
+        placing = [
+            table.placing(*some, self.plan.deep.index(number))
+            for number, table, some in zip(fitting, tables, rows, strict=True)
+        ]
+        came = _native.place(placing, self.group.indexes, self._missing, self.bags, threads)
+        for table, many in zip(tables, came, strict=True):
+            table.placed(many)
+        return [number for number in numbers if number not in fitting]
 
     def _hold(self, number: int) -> None:
         """Know the slots of the keys that were missing, as they are now: so their rows stay."""
-        at = self._lacking.index(number)
+        at = self.plan.deep.index(number)
         self.bags.fill(self._missing, at, self.group.tables[number].find(self._missing.keys(at)))
 
     def _begin_leaving(self, numbers: Sequence[int]) -> Departures:

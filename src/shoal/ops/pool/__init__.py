@@ -1,5 +1,5 @@
 """Keys to rows to output: the forward of a lookup."""
 
-from shoal.ops.pool.cpu import bags_of, bind_again, pool, pool_each, remembers
+from shoal.ops.pool.cpu import bags_of, bind_again, has_bags_of, pool, pool_each
 
-__all__ = ["bags_of", "bind_again", "pool", "pool_each", "remembers"]
+__all__ = ["bags_of", "bind_again", "has_bags_of", "pool", "pool_each"]

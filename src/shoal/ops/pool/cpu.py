@@ -35,9 +35,10 @@ def bind_again(bags: _native.Bags, values: Tensor, offsets: Tensor, weights: Ten
     bags.bind_again(_integers(values), _integers(offsets), _address(weights))
 
 
-def remembers(bags: _native.Bags, values: Tensor, offsets: Tensor) -> bool:
-    """Whether these are the keys and offsets, number for number, that `bags.remember` kept."""
-    return bags.remembers(_integers(values), _integers(offsets))
+def has_bags_of(bags: _native.Bags, values: Tensor, offsets: Tensor) -> bool:
+    """Whether these are as many keys, in the bags that there were when slots were found ahead. Keys that are others by
+    now are found anew by the lookup."""
+    return bags.has_bags_of(_integers(values), _integers(offsets))
 
 
 def _output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -58,7 +59,7 @@ def pool(
     """Every part's pooled rows in its columns of one [batch, columns] output.
 
     If rows are to come into memory first: how many each part lacks, and `bags.finish` completes the output. `known`:
-    the bags have the slots of keys that had a row before, and these are still right.
+    slots were found ahead, and those of the same keys are still right.
     """
     out = _output(batch, columns, dtype)
     return out, lookup.run(bags, out.data_ptr(), columns, _DTYPES[dtype], training, known, get_num_threads())
