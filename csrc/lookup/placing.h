@@ -20,9 +20,9 @@ struct Placing {
   const char* rows = nullptr;
   int64_t n = 0;
   uint32_t clock = 0;
-  size_t table = 0;  // of the batch's missing keys
-  int64_t came = 0;  // out: of those that were not there by now
-  Status status;     // out: where memory is refused, none came
+  size_t table = 0;    // of the batch's missing keys
+  int64_t came = 0;    // out: of those that were not there by now
+  Status status = {};  // out: where memory is refused, none came
 };
 
 // Puts them where they are not there yet, and gives every position of the batch that lacked a slot the one that its key has
