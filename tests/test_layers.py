@@ -35,7 +35,7 @@ NATIVE_MAY_INCLUDE: dict[str, frozenset[str]] = {
     "index": frozenset({"base"}),
     "store": frozenset({"base", "index"}),
     "kernels": frozenset({"base"}),
-    "lookup": frozenset({"base", "index", "kernels"}),
+    "lookup": frozenset({"base", "index", "store", "kernels"}),
     "device": frozenset({"base"}),
     "bind": frozenset({"base", "index", "store", "kernels", "lookup", "device"}),
 }
