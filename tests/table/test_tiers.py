@@ -219,15 +219,59 @@ def test_state_dicts_and_copies(tmp_path):
     assert_same_rows(bags, twin)
 
 
-def test_a_copy_does_not_take_the_storage_of_the_original():
-    shared = MemoryStorage(8 * 4 + 4 + 8)
+@pytest.mark.parametrize("rows", [0, 30])
+def test_a_copy_does_not_take_the_storage_of_the_original(rows):
+    closed = []
+
+    class Shared(MemoryStorage):
+        def close(self):
+            closed.append(self)
+
+    shared = Shared(8 * 4 + 4 + 8)
     bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), lambda row_bytes: shared])
+    train([bags], torch.Generator().manual_seed(0), rows)
+    before = {name: value.clone() for name, value in bags.state_dict().items()}
+    with pytest.raises(ConfigError, match="to make a storage for this table alone; got the Shared that"):
+        copy.deepcopy(bags)
+    gc.collect()
+    assert not closed
+    for name, value in bags.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_copy_does_not_overwrite_what_a_storage_has_already():
+    class Remote(MemoryStorage):
+        """Knows its rows by its name, however often it is opened."""
+
+        rows = MemoryStorage(8 * 4 + 4 + 8)
+
+        def __init__(self, row_bytes):
+            super().__init__(row_bytes)
+            self.__dict__ = self.rows.__dict__
+
+    bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), Remote])
     train([bags], torch.Generator().manual_seed(0), 30)
     before = {name: value.clone() for name, value in bags.state_dict().items()}
     with pytest.raises(ConfigError, match="deepcopy: wanted what makes its lowest tier to make another, empty one"):
         copy.deepcopy(bags)
     for name, value in bags.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_two_tables_do_not_share_a_storage():
+    closed = []
+
+    class Kept(MemoryStorage):
+        def close(self):
+            closed.append(self)
+
+    shared = Kept(4 * 4 + 4 + 8)
+    tiers = [shoal.Dram(SMALL), lambda _row_bytes: shared]
+    with pytest.raises(ConfigError, match="got the Kept that table 'one' has"):
+        collection([{"name": "one", "dim": 4}, {"name": "two", "dim": 4}], tiers)
+    gc.collect()
+    assert closed == [shared]  # the first had it, and is gone
+    assert len(collection([{"name": "one", "dim": 4}], tiers).table("one")) == 0
 
 
 def test_the_files_go_with_the_collection(tmp_path):

@@ -23,7 +23,7 @@ class Storage(ABC):
     `shoal.storage` tries all of this on a storage of your own.
 
     A table's tier is what makes one (`tiers=[Dram(...), MyStorage]`), called with the bytes of a row for each table and
-    each deepcopy: tables must not share one. It is a tier, no copy: rows that changed in memory come to it when they
+    each deepcopy: tables do not share one. It is a tier, no copy: rows that changed in memory come to it when they
     leave that, and not when the process ends. To have rows again, commit or save them.
     """
 

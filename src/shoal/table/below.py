@@ -1,8 +1,10 @@
 """What a table has below its memory: a storage by key, and rows that were read ahead of their use."""
 
+import os
 import threading
 import time
 import urllib.parse
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,6 +134,11 @@ def may_read_ahead(asked: "Sequence[tuple[Below, Staged, int | None]]", is_first
     return True
 
 
+# All that are in use: a storage is one table's.
+_living: "weakref.WeakSet[Below]" = weakref.WeakSet()
+_registering = threading.Lock()
+
+
 class Below:
     """The lowest tier of one table. The table's lock covers its methods, but for `read`, which any thread may call, and
     `write`, which one may call meanwhile if it took `writing` before it let the lock go."""
@@ -149,6 +156,16 @@ class Below:
             self.storage: Storage = ssd
         else:
             self.storage = _made(config, tier, self.row_bytes)
+        with _registering:
+            for other in tuple(_living):
+                if other.storage is self.storage:  # each would overwrite the other's rows, and close it
+                    raise ConfigError(
+                        f"[Table {config.name!r}] tiers: wanted {tier!r} to make a storage for this table alone; got "
+                        f"the {type(self.storage).__name__} that table {other._name!r} has. Have it make another each "
+                        f"time it is called."
+                    )
+            _living.add(self)
+        weakref.finalize(self, _close, self.storage, os.getpid())
         # Rows that were read ahead, and whoever waits for a write to be done before it may erase.
         self._staged: dict[int, Staged] = {}
         self.writing = threading.Lock()
@@ -349,6 +366,15 @@ class Below:
                 f"and bool [{n}] on cpu; got {answer!r:.200}. Try shoal.storage.check_storage on it."
             )
         return rows.contiguous(), found
+
+
+def _close(storage: Storage, process: int) -> None:
+    """A table is gone that had it."""
+    if os.getpid() == process:  # a forked child has no part in it
+        try:
+            storage.flush()
+        finally:
+            storage.close()
 
 
 def _made(config: Table, make: Any, row_bytes: int) -> Storage:

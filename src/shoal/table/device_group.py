@@ -29,7 +29,7 @@ from shoal.table.device_staging import DeviceStaging
 from shoal.table.device_table import DeviceTable
 from shoal.table.device_tiers import Traffic
 from shoal.table.device_update import Settings, Updates
-from shoal.table.group import Group, Held, Staging, close_in_the_end
+from shoal.table.group import Group, Held, Staging
 from shoal.table.lease import Leases
 from shoal.table.staging import address_of
 from shoal.table.streams import Streams
@@ -67,7 +67,6 @@ class DeviceGroup(Group):
         folder = name.rpartition("/")[0] or name  # the collection's
         tables = [DeviceTable(self._rows, number, folder) for number in range(len(configs))]
         super().__init__(name, seed, device, tables)
-        close_in_the_end(self, [table.below.below.storage for table in tables if table.below is not None])
         self._settings = Settings(self._rows, [table.optimizer_hyper for table in self.tables])
         self._lookups = Lookups(self._rows)
         self._updates = Updates(self._rows, self._settings)

@@ -5,10 +5,9 @@ table/host_group.py, where they are in device memory table/device_group.py.
 """
 
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +17,6 @@ from shoal import _native
 from shoal.config import Table
 from shoal.errors import DeviceError, ForkError, InputError, OutOfMemoryError
 from shoal.records import Rows
-from shoal.storage import Storage
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
 from shoal.table.lease import Leases
@@ -137,19 +135,6 @@ class LossScale(Protocol):
 
     def found_nonfinite(self) -> None:
         """Hear that a backward was skipped."""
-
-
-def _close(storages: Sequence[Storage], process: int) -> None:
-    if os.getpid() == process:  # a forked child has no part in them
-        with ExitStack() as last_calls:  # all of them, even if one raises
-            for storage in storages:
-                last_calls.callback(storage.close)
-                last_calls.callback(storage.flush)  # before it
-
-
-def close_in_the_end(group: "Group", storages: Sequence[Storage]) -> None:
-    """Close what is below a group's tables when it goes."""
-    weakref.finalize(group, _close, storages, os.getpid())
 
 
 class GroupTable(Protocol):

@@ -18,7 +18,7 @@ from shoal.ops.update import all_finite, update, weight_gradients
 from shoal.table.arrivals import alone_in, arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
-from shoal.table.group import Group, close_in_the_end, is_refused_memory
+from shoal.table.group import Group, is_refused_memory
 from shoal.table.host import HostTable, filled
 from shoal.table.lease import Leases
 from shoal.table.parts import Part
@@ -78,7 +78,6 @@ class HostGroup(Group):
         for number, table in enumerate(self.tables):
             table.pin = partial(_pin, weakref.ref(self), number)
             table.indexes = self.indexes
-        close_in_the_end(self, [table.below.storage for table in self.tables if table.below is not None])
 
     def _touch(self, batch: Batch) -> None:
         for part in batch.plan.parts:
