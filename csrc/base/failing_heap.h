@@ -30,8 +30,12 @@ bool with_heap_for(int64_t allocations, const Body& body) {
 }  // namespace shoal
 
 // Not inlined: GCC would see malloc and free without their pair and warn.
+// Also where nothing is thrown, as in std::stable_sort: a sanitizer wants its pair to be of one kind.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return shoal::g_allocations_left.fetch_sub(1) > 0 ? std::malloc(bytes ? bytes : 1) : nullptr;
+}
 [[gnu::noinline]] void* operator new(size_t bytes) {
-  void* memory = shoal::g_allocations_left.fetch_sub(1) > 0 ? std::malloc(bytes ? bytes : 1) : nullptr;
+  void* memory = operator new(bytes, std::nothrow);
   if (!memory) throw std::bad_alloc();
   return memory;
 }
