@@ -29,9 +29,9 @@ def none_are_left():
 def test_results_come_in_order_from_threads_that_are_made_when_they_are_needed():
     readers = Readers(3)
     assert not threads()
-    assert readers.map(divmod, [], []) == []
-    assert readers.map(divmod, [7], [2]) == [(3, 1)] and not threads()
-    assert readers.map(divmod, range(20), [3] * 20) == [divmod(n, 3) for n in range(20)]
+    assert readers.map(abs, []) == []
+    assert readers.map(abs, [-7]) == [7] and not threads()
+    assert readers.map(abs, range(-20, 0)) == list(range(20, 0, -1))
     assert 1 <= len(threads()) <= 3 and all(thread.daemon for thread in threads())
 
 
@@ -59,10 +59,40 @@ def test_what_a_call_raises_comes_to_the_caller_and_ends_no_thread(at, error):
     assert readers.map(abs, [-1, -2, -3]) == [1, 2, 3]
 
 
+def test_a_caller_does_what_no_thread_comes_to():
+    """Others wait for a storage that does not answer."""
+    readers, may_go_on, busy = Readers(2), threading.Event(), threading.Semaphore(0)
+
+    def wait(_n):
+        busy.release()
+        assert may_go_on.wait(30)
+
+    waiting = threading.Thread(target=readers.map, args=(wait, range(3)))
+    waiting.start()
+    for _ in range(3):
+        assert busy.acquire(timeout=30)
+    assert readers.map(abs, [-1, -2, -3]) == [1, 2, 3]
+    may_go_on.set()
+    waiting.join()
+
+
+def test_an_interrupt_of_the_caller_waits_for_nobody():
+    readers, may_go_on, caller = Readers(1), threading.Event(), threading.current_thread()
+
+    def work(_n):
+        if threading.current_thread() is caller:
+            raise KeyboardInterrupt
+        assert may_go_on.wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        readers.map(work, range(5))
+    may_go_on.set()
+
+
 def test_several_callers_share_the_threads():
     readers, results = Readers(2), []
     callers = [
-        threading.Thread(target=lambda n=n: results.append(readers.map(pow, range(9), [n] * 9))) for n in range(6)
+        threading.Thread(target=lambda n=n: results.append(readers.map(lambda k: k**n, range(9)))) for n in range(6)
     ]
     for caller in callers:
         caller.start()

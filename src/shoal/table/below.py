@@ -186,20 +186,17 @@ class Below:
         self._count(len(keys), answer.has, time.perf_counter() - begin)
         return answer
 
-    @staticmethod
-    def read_each(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[Answer]:
-        """The same for several tables."""
-        answers = Below.read_together(belows, keys)
-        return [below.read(some) for below, some in zip(belows, keys, strict=True)] if answers is None else answers
+    @property
+    def is_disk(self) -> bool:
+        """Whether it may be read together with others."""
+        return isinstance(self.storage, SsdStorage)
 
     @staticmethod
-    def read_together(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[Answer] | None:
-        """The same for several tables at a time, if they all are on disks."""
-        storages = [below.storage for below in belows]
-        if len(storages) < 2 or not all(isinstance(storage, SsdStorage) for storage in storages):
-            return None
+    def read_together(belows: "Sequence[Below]", keys: Sequence[Tensor]) -> list[Answer]:
+        """The same for several tables at a time. REQUIRES: all are disks."""
         begin = time.perf_counter()
-        answers = SsdStorage.read_together([s for s in storages if isinstance(s, SsdStorage)], keys)
+        storages = [below.storage for below in belows if isinstance(below.storage, SsdStorage)]
+        answers = SsdStorage.read_together(storages, keys)
         seconds = (time.perf_counter() - begin) / len(belows)
         for below, some, answer in zip(belows, keys, answers, strict=True):
             below._count(len(some), answer.has, seconds)
@@ -211,28 +208,6 @@ class Below:
             self._reads += 1
             self._asked += asked
             self._found += has
-
-    def read_known(self, keys: Tensor, staged: Staged | None) -> Answer:
-        """The same, where some were read ahead."""
-        if staged is None:
-            return self.read(keys)
-        holds, at = staged.known(keys)
-        if not holds.any():
-            return self.read(keys)
-        known_rows, known_found = staged.rows_at(at[holds])
-        found = torch.zeros(len(keys), dtype=torch.bool, device="cpu")
-        found[holds] = known_found
-        has = int(known_found.sum())
-        rest = ~holds
-        if not rest.any() and not has:
-            return Answer(torch.empty(len(keys), 0, dtype=torch.uint8, device="cpu"), found, has)
-        rows = torch.empty(len(keys), self.row_bytes, dtype=torch.uint8, device="cpu")
-        if has:
-            rows[holds] = known_rows
-        if rest.any():
-            rows[rest], found[rest], more = self.read(keys[rest])
-            has += more
-        return Answer(rows, found, has)
 
     def write(self, keys: Tensor, rows: Tensor) -> None:
         """Put rows in place of those that the keys had. REQUIRES: `writing` is held."""

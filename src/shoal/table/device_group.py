@@ -18,7 +18,6 @@ from shoal import _native
 from shoal.config import Table, debugging
 from shoal.errors import CapacityError, InputError, NonFiniteError
 from shoal.ops import launch
-from shoal.table.below import Below
 from shoal.table.content import TableContent
 from shoal.table.device_below import DeviceBelow
 from shoal.table.device_lookup import Looked, Lookups
@@ -31,6 +30,7 @@ from shoal.table.device_tiers import Traffic
 from shoal.table.device_update import Settings, Updates
 from shoal.table.group import Group, Held, Staging
 from shoal.table.lease import Leases
+from shoal.table.reading import Asked, read_below
 from shoal.table.staging import address_of
 from shoal.table.streams import Streams
 
@@ -309,14 +309,14 @@ class DeviceGroup(Group):
                 return {}
         missing = self.missing.read(self.missing.launch(plan, values, offsets, pins), values)
         belows = [self.below(number) for number in missing]
-        keys = [one.keys for one in missing.values()]
-        if staging is not None and staging.answers:
-            known = [staging.answers.get(number) for number in missing]
-            answers = [
-                below.below.read_known(some, staged) for below, some, staged in zip(belows, keys, known, strict=True)
-            ]
-        else:
-            answers = Below.read_each([below.below for below in belows], keys)
+        known = staging.answers if staging is not None else {}
+        answers = read_below(
+            [
+                Asked(below.below, one.keys, known.get(number))
+                for below, (number, one) in zip(belows, missing.items(), strict=True)
+            ],
+            self.readers,
+        )
         return {
             number: below.bring(one, answer, pins, training)
             for (number, one), below, answer in zip(missing.items(), belows, answers, strict=True)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.table.below import Below, Staged, may_read_ahead
+from shoal.table.below import Staged, may_read_ahead
 from shoal.table.device_below import DeviceBelow, Leaving
 from shoal.table.device_missing import Missing
 from shoal.table.device_plan import DevicePlan
 from shoal.table.leaving import Departures
+from shoal.table.reading import Asked, read_below
 from shoal.table.staging import address_of
 
 if TYPE_CHECKING:
@@ -117,9 +118,10 @@ class DeviceStaging:
         """Read it."""
         self.find()
         asked = [number for number in self._missing if len(self.answers[number].keys)]
-        belows = [self.group.below(number).below for number in asked]
-        read = Below.read_each(belows, [self.answers[number].keys for number in asked])
-        for number, answer in zip(asked, read, strict=True):
+        answers = read_below(
+            [Asked(self.group.below(number).below, self.answers[number].keys) for number in asked], self.group.readers
+        )
+        for number, answer in zip(asked, answers, strict=True):
             self.answers[number].set(answer)
 
     # ---- to where kernels reach them, and up

@@ -20,11 +20,14 @@ from shoal.records import Rows
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
 from shoal.table.lease import Leases
+from shoal.table.readers import Readers
 
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Orders of features that a group remembers. A batch that brings yet another one makes the oldest be forgotten.
 _MOST_PLANS = 64
+# Storages that are read at a time.
+_READERS = 8
 
 
 # How many forks lie between this process and the first: asking the operating system who we are takes longer.
@@ -234,6 +237,8 @@ class Group(ABC):
         self._plans: dict[tuple[str, ...], Any] = {}
         self._newest_plan: tuple[list[str], Any] | None = None
         self._limbo: set[int] = set()  # tables with erased rows whose slots wait for leases to end
+        # A thread waits in each for a table's storage; none is made before it is needed.
+        self.readers = Readers(_READERS)
         self._process, self._forks = os.getpid(), _forks
 
     def number_of(self, table: str) -> int | None:

@@ -13,9 +13,8 @@ from shoal.errors import OutOfMemoryError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.ops.birth import birth, native_init
 from shoal.records import Rows, join
-from shoal.storage import DramStorage
+from shoal.storage import Answer, DramStorage
 from shoal.table.arrivals import Arrivals, alone_in, arriving
-from shoal.table.below import Staged
 from shoal.table.content import TableContent, TableStats, TierStats
 from shoal.table.host_memory import HostMemory
 
@@ -53,12 +52,13 @@ class HostTable(HostMemory):
 
     # ---- rows that come
 
-    def fetch(self, keys: Tensor, bearing: int, staged: Staged | None = None) -> tuple[Arrivals, Tensor | None]:
+    @staticmethod
+    def arrivals(keys: Tensor, bearing: int, below: Answer | None) -> tuple[Arrivals, Tensor | None]:
         """What comes into memory of keys that are different and not in it: those below, and the births among the first
-        `bearing`. Also which of the keys these are; None is all. Nothing changes."""
-        if self.below is None:
+        `bearing`. Also which of the keys these are; None is all. `below`: what is there, if the table has something."""
+        if below is None:
             return Arrivals(keys), None
-        rows, fetched, has = self.below.read_known(keys, staged)
+        rows, fetched, has = below
         comes = fetched.clone()
         comes[:bearing] = True
         if has < len(keys):
@@ -127,7 +127,8 @@ class HostTable(HostMemory):
         self.tick()
         self.storage.stamp(slots[~new], self.clock)
         absent = keys[new]
-        arrivals, _comes = self.fetch(absent, len(absent))
+        below = None if self.below is None else self.below.read(absent)
+        arrivals, _comes = self.arrivals(absent, len(absent), below)
         before = self.pin
 
         def pin(pins: _native.Pins, staged: bool, finding: bool) -> None:

@@ -23,11 +23,8 @@ from shoal.table.host import HostTable, filled
 from shoal.table.lease import Leases
 from shoal.table.parts import Part
 from shoal.table.plan import Plan
-from shoal.table.readers import Readers
+from shoal.table.reading import Asked, read_below
 from shoal.table.staging import HostStaging, address_of
-
-# Tables whose rows are read at a time.
-_READERS = 8
 
 
 @dataclass
@@ -73,8 +70,6 @@ class HostGroup(Group):
         # Whoever changes an index has this alone, inside the group's lock. Staging finds under it, beside an update,
         # which changes rows only.
         self.indexes = _native.RwLock()
-        # A thread waits in each for its table's disk; none is made before it is needed.
-        self.readers = Readers(_READERS)
         for number, table in enumerate(self.tables):
             table.pin = partial(_pin, weakref.ref(self), number)
             table.indexes = self.indexes
@@ -284,8 +279,10 @@ class HostGroup(Group):
     def _ask(self, missing: "Missing", asked: dict[int, Staged]) -> None:
         """What is below of the keys that are missing, into `asked`: who gave it lets it go."""
         for at, number in enumerate(missing.tables):
-            staged = asked[number] = self.below(number).stage(missing.keys.keys(at), ahead=False)
-            staged.set(self.below(number).read(staged.keys))
+            asked[number] = self.below(number).stage(missing.keys.keys(at), ahead=False)
+        answers = read_below([Asked(self.below(number), staged.keys) for number, staged in asked.items()], self.readers)
+        for staged, answer in zip(asked.values(), answers, strict=True):
+            staged.set(answer)
 
     def _complete(self, batch: Batch, missing: "Missing", answers: Mapping[int, Staged], alone: bool) -> None:
         """Rows for keys that were not in memory, then what waited for them. All of it, or nothing changes."""
@@ -296,9 +293,18 @@ class HostGroup(Group):
             batch.bags.finish(get_num_threads())
             return
         tables = [self.tables[number] for number in missing.tables]
+        deep = [at for at, table in enumerate(tables) if table.below is not None]
+        read_now = read_below(
+            [
+                Asked(self.below(missing.tables[at]), missing.keys.keys(at), answers.get(missing.tables[at]))
+                for at in deep
+            ],
+            self.readers,
+        )
+        below = dict(zip(deep, read_now, strict=True))
         arrivals, comes = [], []
-        for at, (number, table) in enumerate(zip(missing.tables, tables, strict=True)):
-            come, which = table.fetch(missing.keys.keys(at), missing.births[at], answers.get(number))
+        for at, table in enumerate(tables):
+            come, which = table.arrivals(missing.keys.keys(at), missing.births[at], below.get(at))
             arrivals.append(come)
             comes.append(which)
         self._at_work = batch

@@ -15,6 +15,7 @@ from shoal.ops.pool import bags_of, has_bags_of
 from shoal.table.below import Below, Staged, may_read_ahead
 from shoal.table.leaving import Departures
 from shoal.table.plan import Plan
+from shoal.table.reading import Asked, read_below
 
 if TYPE_CHECKING:
     from shoal.table.host_group import HostGroup
@@ -106,10 +107,11 @@ class HostStaging:
     def read(self) -> None:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
         self.find(_THREADS)
-        belows = [self.group.below(number) for number in self.answers]
-        keys = [staged.keys for staged in self.answers.values()]
-        answers = Below.read_together(belows, keys) or self.group.readers.map(Below.read, belows, keys)
-        for staged, answer in zip(self.answers.values(), answers, strict=True):
+        asked = list(self.answers.items())
+        answers = read_below(
+            [Asked(self.group.below(number), staged.keys) for number, staged in asked], self.group.readers
+        )
+        for (_number, staged), answer in zip(asked, answers, strict=True):
             staged.set(answer)
 
     def has_room(self) -> bool:
