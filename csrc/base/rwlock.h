@@ -20,6 +20,10 @@ class RwLock {
   RwLock(const RwLock&) = delete;
   RwLock& operator=(const RwLock&) = delete;
 
+  // False if this thread has it alone already, and would wait for itself.
+  [[nodiscard]] bool enter(bool alone) {
+    return (alone ? pthread_rwlock_wrlock(&lock_) : pthread_rwlock_rdlock(&lock_)) == 0;
+  }
   void lock_shared() { pthread_rwlock_rdlock(&lock_); }
   void lock() { pthread_rwlock_wrlock(&lock_); }
   // Both end either kind, on the thread that began it.

@@ -1,7 +1,11 @@
+#include <nanobind/stl/shared_ptr.h>
+
 #include <exception>
+#include <memory>
 #include <new>
 
 #include "base/cpu.h"
+#include "base/ended.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/normal_table.h"
@@ -64,6 +68,84 @@ static nb::ndarray<nb::memview, uint8_t, nb::ndim<1>> buffer(size_t bytes) {
   return nb::ndarray<nb::memview, uint8_t, nb::ndim<1>>(owner.data(), {bytes}, owner);
 }
 
+// A lock as Python's `with` takes it. Python looks for signals between its instructions: an interrupt that came behind a
+// lock() and before its `try` would leave it held for ever, so each end is one call of the core. It keeps nothing of who is
+// in it, and may be entered by several threads.
+struct Guard {
+  RwLock* lock;
+  bool alone;
+
+  void enter() const {
+    bool entered = false;
+    {
+      nb::gil_scoped_release released;
+      entered = lock->enter(alone);
+    }
+    if (!entered)
+      raise(
+          {Code::input,
+           "wanted one call at a time of a thread; this one is inside of a call of the same tables, as where an object "
+           "that is collected meanwhile uses them"});
+  }
+  void exit() const { lock->unlock(); }
+};
+
+// The same with what its owner does around it: `begin` before, `entered` once it is held, and `leave` behind it, with the
+// error that ends it or None.
+struct Held {
+  Guard guard;
+  nb::object owner;
+
+  void enter() const {
+    bool is_in = false;
+    try {
+      owner.attr("begin")();
+      guard.enter();
+      is_in = true;
+      owner.attr("entered")();
+    } catch (nb::python_error&) {
+      if (is_in) guard.exit();
+      owner.attr("leave")(nb::none());
+      throw;
+    }
+  }
+  void exit(const nb::object& error) const {
+    guard.exit();
+    owner.attr("leave")(error);
+  }
+};
+
+// A tensor that holds a number, and notes when its memory goes.
+static nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>> held_number(const std::shared_ptr<Ended>& ended, int64_t number) {
+  auto* note = new Ended::Note{number, ended};
+  nb::capsule owner(note, [](void* p) noexcept { Ended::add(static_cast<Ended::Note*>(p)); });
+  return {&note->number, {1}, owner};
+}
+
+static void bind_locks(nb::module_& m) {
+  nb::class_<Guard>(m, "Guard", "A lock for `with`, which no interrupt leaves held")
+      .def("__enter__", &Guard::enter)
+      .def(
+          "__exit__", [](const Guard& guard, const nb::object&, const nb::object&, const nb::object&) { guard.exit(); },
+          nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none());
+  nb::class_<Held>(m, "Held", "A Guard and what its owner does around it: `begin`, `entered`, `leave(error)`")
+      .def(
+          "__init__",
+          [](Held* held, const Guard& guard, nb::object owner) { new (held) Held{guard, std::move(owner)}; },
+          nb::arg("guard"), nb::arg("owner"))
+      .def("__enter__", &Held::enter)
+      .def(
+          "__exit__",
+          [](const Held& held, const nb::object&, const nb::object& error, const nb::object&) { held.exit(error); },
+          nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none());
+  nb::class_<RwLock>(m, "RwLock", "Shared/exclusive lock that prefers writers")
+      .def(nb::init<>())
+      .def(
+          "shared", [](RwLock& lock) { return Guard{&lock, false}; }, nb::keep_alive<0, 1>(),
+          "Beside others who share it")
+      .def("alone", [](RwLock& lock) { return Guard{&lock, true}; }, nb::keep_alive<0, 1>());
+}
+
 void bind_base(nb::module_& m) {
   nb::register_exception_translator(translate_bad_alloc);
 
@@ -89,12 +171,12 @@ void bind_base(nb::module_& m) {
   nb::enum_<Dtype>(m, "Dtype").value("float32", Dtype::f32).value("float16", Dtype::f16).value("bfloat16", Dtype::bf16);
   nb::class_<Rows>(m, "Rows", "Where a table's rows lie; belongs to its store");
   m.def("output", &output, nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"));
-
-  nb::class_<RwLock>(m, "RwLock", "Shared/exclusive lock that prefers writers")
+  bind_locks(m);
+  nb::class_<Ended>(m, "Ended", "Numbers whose tensors went")
       .def(nb::init<>())
-      .def("lock_shared", &RwLock::lock_shared, Released())
-      .def("lock", &RwLock::lock, Released())
-      .def("unlock", &RwLock::unlock);
+      .def("hold", &held_number, nb::arg("number"), "A tensor of one number")
+      .def_prop_ro("any", &Ended::any)
+      .def("take", &Ended::take, "Those since the last call");
 }
 
 }  // namespace shoal

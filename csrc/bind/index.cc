@@ -1,40 +1,9 @@
 #include <algorithm>
 
-#include "base/thread_pool.h"
 #include "bind/bind.h"
 #include "index/batch.h"
 
 namespace shoal {
-
-static void forget(Index& index, const Vector<const int64_t>& keys) {
-  for (size_t i = 0; i < keys.shape(0); ++i) index.erase(keys.data()[i]);
-}
-
-// All of them, or none.
-static void insert_all(const std::vector<Index*>& indexes, const std::vector<Vector<const int64_t>>& keys,
-                       const std::vector<Vector<int32_t>>& slots, int threads) {
-  std::vector<Status> statuses(indexes.size());
-  {
-    nb::gil_scoped_release release;
-    ThreadPool::instance().run(int64_t(indexes.size()), threads, [&](int64_t t) {
-      size_t i = size_t(t);
-      statuses[i] = indexes[i]->insert(keys[i].data(), slots_of(slots[i]), int64_t(keys[i].shape(0)));
-    });
-    if (!std::all_of(statuses.begin(), statuses.end(), [](const Status& status) { return status.ok(); }))
-      for (size_t i = 0; i < indexes.size(); ++i) forget(*indexes[i], keys[i]);
-  }
-  for (const Status& status : statuses) raise(status);
-}
-
-static void reserve_all(const std::vector<Index*>& indexes, const std::vector<int64_t>& more, int threads) {
-  std::vector<Status> statuses(indexes.size());
-  {
-    nb::gil_scoped_release release;
-    ThreadPool::instance().run(int64_t(indexes.size()), threads,
-                               [&](int64_t t) { statuses[size_t(t)] = indexes[size_t(t)]->reserve(more[size_t(t)]); });
-  }
-  for (const Status& status : statuses) raise(status);
-}
 
 static auto entries(const Index& index, uint64_t from, uint64_t to, uint32_t from_slot) {
   std::vector<int64_t> keys;
@@ -107,6 +76,17 @@ void bind_index(nb::module_& m) {
       .def_prop_ro("extent", &Index::extent)
       .def("bytes_after", &Index::bytes_after, nb::arg("more"))
       .def(
+          "reserve",
+          [](Index& index, int64_t more) {
+            Status status;
+            {
+              nb::gil_scoped_release released;
+              status = index.reserve(more);
+            }
+            raise(status);
+          },
+          nb::arg("more"))
+      .def(
           "erase",
           [](Index& index, Vector<const int64_t> keys, Vector<int32_t> slots) {
             int64_t erased = 0;
@@ -115,7 +95,6 @@ void bind_index(nb::module_& m) {
             return erased;
           },
           nb::arg("keys"), nb::arg("slots"), Released(), "How many there were; slots begins with theirs")
-      .def("forget", &forget, nb::arg("keys"), Released(), "Erase, where nobody asks for the slots")
       .def(
           "reassign",
           [](Index& index, Vector<const int64_t> keys, Vector<int32_t> slots) {
@@ -148,8 +127,6 @@ void bind_index(nb::module_& m) {
         return to_tensor(std::move(left));
       },
       nb::arg("keys"), nb::arg("others"), "Keys in ascending order, without those of others, which are in order");
-  m.def("reserve", &reserve_all, nb::arg("indexes"), nb::arg("more"), nb::arg("threads"));
-  m.def("insert", &insert_all, nb::arg("indexes"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"));
 }
 
 }  // namespace shoal

@@ -7,6 +7,7 @@
 #include "bind/bags.h"
 #include "index/batch.h"
 #include "kernels/rows_io.h"
+#include "lookup/arriving.h"
 #include "lookup/placing.h"
 #include "lookup/tracking.h"
 #include "lookup/victims.h"
@@ -175,6 +176,21 @@ static void bind_victims(nb::module_& m) {
           "(keys, slots, how many of the first are dirty) of up to n rows that are not pinned");
 }
 
+static void arrive_all(const std::vector<std::tuple<Index*, DramStore*>>& given,
+                       const std::vector<Vector<const int64_t>>& keys, const std::vector<Vector<int32_t>>& slots,
+                       int threads) {
+  std::vector<Arriving> tables;
+  for (size_t i = 0; i < given.size(); ++i)
+    tables.push_back({std::get<0>(given[i]), std::get<1>(given[i]), keys.at(i).data(), int64_t(keys[i].shape(0)),
+                      slots_of(slots.at(i))});
+  Status status;
+  {
+    nb::gil_scoped_release released;
+    status = arrive(tables, threads);
+  }
+  raise(status);
+}
+
 // Each table as (index, store, address of keys, address of rows, how many, clock, its number among the missing keys).
 using PlacingTable = std::tuple<Index*, DramStore*, uintptr_t, uintptr_t, int64_t, uint32_t, size_t>;
 
@@ -196,6 +212,15 @@ void bind_lookup(nb::module_& m) {
   bind_victims(m);
   m.def("begin_tracking", &begin_tracking, nb::arg("index"), nb::arg("rows"), nb::arg("threads"), Released(),
         "Write every row's key to its slot, and say that the row did not change");
+  m.def("arrive", &arrive_all, nb::arg("tables"), nb::arg("keys"), nb::arg("slots"), nb::arg("threads"),
+        "Give the absent keys of all tables, each as (index, store), their slots, or none; the stores have room");
+  m.def(
+      "leave",
+      [](Index& index, DramStore& store, Vector<const int64_t> keys) {
+        leave(&index, &store, keys.data(), int64_t(keys.shape(0)));
+      },
+      nb::arg("index"), nb::arg("store"), nb::arg("keys"), Released(),
+      "Take keys out and free their slots, where they are there; takes no memory");
   m.def("place", &place_rows, nb::arg("tables"), nb::arg("indexes"), nb::arg("missing"), nb::arg("bags"),
         nb::arg("threads"), Released(),
         "Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many "

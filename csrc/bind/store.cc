@@ -122,6 +122,7 @@ void bind_store(nb::module_& m) {
   nb::class_<DramStore>(m, "DramStore", "Rows in host memory")
       .def(nb::init<int32_t, Dtype, int32_t>(), nb::arg("dim"), nb::arg("dtype"), nb::arg("state_floats"))
       .def_prop_ro("rows", &DramStore::rows, nb::rv_policy::reference_internal)
+      .def_prop_ro("live", &DramStore::live, "Slots that are taken")
       .def_prop_ro("bytes", &DramStore::bytes)
       .def("bytes_after", &DramStore::bytes_after, nb::arg("more"))
       .def(

@@ -46,16 +46,47 @@ class Rows:
 
 def output(rows: int, columns: int, dtype: Dtype) -> object: ...
 
+class Guard:
+    """A lock for `with`, which no interrupt leaves held"""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object | None, error: object | None, trace: object | None) -> None: ...
+
+class Held:
+    """
+    A Guard and what its owner does around it: `begin`, `entered`, `leave(error)`
+    """
+
+    def __init__(self, guard: Guard, owner: object) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object | None, error: object | None, trace: object | None) -> None: ...
+
 class RwLock:
     """Shared/exclusive lock that prefers writers"""
 
     def __init__(self) -> None: ...
 
-    def lock_shared(self) -> None: ...
+    def shared(self) -> Guard:
+        """Beside others who share it"""
 
-    def lock(self) -> None: ...
+    def alone(self) -> Guard: ...
 
-    def unlock(self) -> None: ...
+class Ended:
+    """Numbers whose tensors went"""
+
+    def __init__(self) -> None: ...
+
+    def hold(self, number: int) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
+        """A tensor of one number"""
+
+    @property
+    def any(self) -> bool: ...
+
+    def take(self) -> list[int]:
+        """Those since the last call"""
 
 class FileOwner(enum.Enum):
     """Whose file it is: errors say what to do about it"""
@@ -330,6 +361,10 @@ class DramStore:
     def rows(self) -> Rows: ...
 
     @property
+    def live(self) -> int:
+        """Slots that are taken"""
+
+    @property
     def bytes(self) -> int: ...
 
     def bytes_after(self, more: int) -> int: ...
@@ -393,11 +428,10 @@ class Index:
 
     def bytes_after(self, more: int) -> int: ...
 
+    def reserve(self, more: int) -> None: ...
+
     def erase(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> int:
         """How many there were; slots begins with theirs"""
-
-    def forget(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-        """Erase, where nobody asks for the slots"""
 
     def reassign(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
@@ -413,10 +447,6 @@ def find(index: Index, keys: Annotated[torch.Tensor, dict(shape=(None,), order='
 
 def keys_without(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], others: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]]) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
     """Keys in ascending order, without those of others, which are in order"""
-
-def reserve(indexes: Sequence[Index], more: Sequence[int], threads: int) -> None: ...
-
-def insert(indexes: Sequence[Index], keys: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]], slots: Sequence[Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]], threads: int) -> None: ...
 
 class InitKind(enum.Enum):
     zeros = 0
@@ -571,6 +601,16 @@ class Victims:
 
 def begin_tracking(index: Index, rows: Rows, threads: int) -> None:
     """Write every row's key to its slot, and say that the row did not change"""
+
+def arrive(tables: Sequence[tuple[Index, DramStore]], keys: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]], slots: Sequence[Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]], threads: int) -> None:
+    """
+    Give the absent keys of all tables, each as (index, store), their slots, or none; the stores have room
+    """
+
+def leave(index: Index, store: DramStore, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """
+    Take keys out and free their slots, where they are there; takes no memory
+    """
 
 def place(tables: Sequence[tuple[Index, DramStore, int, int, int, int, int]], indexes: RwLock, missing: MissingKeys, bags: Bags, threads: int) -> list[int]:
     """

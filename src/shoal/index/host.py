@@ -1,6 +1,6 @@
 """The index in host memory. Slots are int32 tensors; -1 is no slot."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -49,18 +49,14 @@ class HostIndex:
         slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
         return slots, _native.find(self.native, keys, slots, get_num_threads())
 
-    def insert(self, keys: Tensor, slots: Tensor) -> None:
-        """Give absent keys, each once, their slots."""
-        insert([self], [keys], [slots])
+    def reserve(self, more: int) -> None:
+        """Make room for so many keys."""
+        self.native.reserve(more)
 
     def erase(self, keys: Tensor) -> Tensor:
         """Forget keys; returns the slots of those that were there."""
         slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
         return slots[: self.native.erase(keys, slots)]
-
-    def forget(self, keys: Tensor) -> None:
-        """The same where nobody asks for the slots; takes no memory."""
-        self.native.forget(keys)
 
     def reassign(self, keys: Tensor, slots: Tensor) -> None:
         """Give present keys other slots."""
@@ -83,10 +79,3 @@ class HostIndex:
         """All entries, in chunks."""
         for start in range(0, self.extent, _EXPORT_BUCKETS):
             yield self.entries(start, start + _EXPORT_BUCKETS)
-
-
-def insert(indexes: Sequence[HostIndex], keys: Sequence[Tensor], slots: Sequence[Tensor]) -> None:
-    """Give absent keys, each once, their slots. If there is no memory, no key is added."""
-    natives = [index.native for index in indexes]
-    _native.reserve(natives, [len(k) for k in keys], get_num_threads())
-    _native.insert(natives, keys, slots, get_num_threads())

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.index import insert
+from shoal.config import get_num_threads
 from shoal.records import Rows
 
 if TYPE_CHECKING:
@@ -38,39 +39,33 @@ class Arrivals:
 
 
 @contextmanager
-def alone_in(indexes: _native.RwLock) -> Iterator[None]:
-    """While indexes change, nobody stages."""
-    indexes.lock()
-    try:
-        yield
-    finally:
-        indexes.unlock()
-
-
-@contextmanager
 def arriving(tables: Sequence["HostTable"], arrivals: Sequence[Arrivals]) -> Iterator[list[Tensor]]:
-    """Slots and rows for keys that come into memory. If the body raises, none of them is in."""
+    """Slots and rows for keys that come into memory. If the body raises, none of them is in.
+
+    An interrupt may come between any two lines: so keys get their slots, and lose them, by one call of the core, and
+    a table does not trust its number of rows until they are counted.
+    """
     for table, arrival in zip(tables, arrivals, strict=True):
         table.make_room(arrival)
     keys = [arrival.keys for arrival in arrivals]
-    slots: list[Tensor] = []
+    slots = [torch.empty(len(come), dtype=torch.int32, device="cpu") for come in keys]
+    for table, arrival in zip(tables, arrivals, strict=True):
+        table.begin_arrival(arrival)
     try:
-        for table, come in zip(tables, keys, strict=True):
-            slots.append(table.storage.take(len(come)))
         if any(len(come) for come in keys):
-            with alone_in(tables[0].indexes):  # one for all tables of a group
-                insert([table.index for table in tables], keys, slots)
+            natives = [(table.index.native, table.storage.native) for table in tables]
+            with tables[0].indexes.alone():  # one for all tables of a group
+                _native.arrive(natives, keys, slots, get_num_threads())
         for table, arrival, taken in zip(tables, arrivals, slots, strict=True):
             table.write_arrivals(arrival, taken)
         yield slots
     except BaseException:
         # Without asking for memory: it may be what is missing.
         for table, come in zip(tables, keys, strict=True):
-            with alone_in(table.indexes):
-                table.index.forget(come)
+            with table.indexes.alone():
+                _native.leave(table.index.native, table.storage.native, come)
                 table.epoch += 1  # a batch may have been staged meanwhile
-        for table, taken in zip(tables, slots, strict=False):
-            table.storage.give(taken)
+            table.call_arrival_off()
         raise
     for table, arrival in zip(tables, arrivals, strict=True):
         table.came(arrival)

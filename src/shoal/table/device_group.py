@@ -28,7 +28,7 @@ from shoal.table.device_staging import DeviceStaging
 from shoal.table.device_table import DeviceTable
 from shoal.table.device_tiers import Traffic
 from shoal.table.device_update import Settings, Updates
-from shoal.table.group import Group, Held, Staging
+from shoal.table.group import Group, Staging
 from shoal.table.lease import Leases
 from shoal.table.reading import Asked, read_below
 from shoal.table.staging import address_of
@@ -167,20 +167,14 @@ class DeviceGroup(Group):
             for staging in tuple(self.staged.values()):  # they know rows that are no more
                 staging.release()
 
-    def _updating(self) -> Held:
+    def _updating(self) -> _native.Held:
         """Alone, and beside rows that are placed ahead."""
-        return Held(self, self._lock_to_update)
+        return self._held_alone(self._entered_to_update)
 
-    def _lock_to_update(self) -> None:
-        self._in_own_process()
-        self._lock.lock()
-        try:
-            # Slots that are freed may be taken again: not beside those that are given out.
-            self._streams.follow(alone=True, update=not self._limbo)
-            self._collect_leases()
-        except BaseException:
-            self._lock.unlock()
-            raise
+    def _entered_to_update(self) -> None:
+        # Slots that are freed may be taken again: not beside those that are given out.
+        self._streams.follow(alone=True, update=not self._limbo)
+        self._collect_leases()
 
     def lookup(
         self,
@@ -366,17 +360,13 @@ class DeviceGroup(Group):
 
     def place(self, staging: DeviceStaging) -> None:
         """Bring rows up to device memory, as far as there is room. Waits for nothing."""
-        with Held(self, self._lock_to_place), self._streams.place(staging.ready):
+        with self._held_alone(lambda: None), self._streams.place(staging.ready):
             if self.staged.get(staging.address) is not staging:
                 return  # looked up already, or dropped
             pins = self.pins_now(staging.pins)
             if not self._streams.waits_for_updates:
                 pins = Pins(pins.stamp, *(min((one, *self._updated)) for one in (pins.oldest, pins.held)))
             self._lookups.place(staging.plan, staging.values, staging.offsets, pins)
-
-    def _lock_to_place(self) -> None:
-        self._in_own_process()
-        self._lock.lock()
 
     # ---- backward
 

@@ -50,36 +50,35 @@ def is_refused_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-class Held:
-    """A group's lock, and its device. Memory that was refused meanwhile is an OutOfMemoryError that says where."""
+class Around:
+    """What is done around a group's lock: its device is the current one, and memory that was refused meanwhile is an
+    OutOfMemoryError that says where."""
 
-    __slots__ = ("_before", "_group", "_lock")
+    __slots__ = ("_before", "_entered", "_group")
 
-    def __init__(self, group: "Group", lock: Callable[[], None]) -> None:
+    def __init__(self, group: "Group", entered: Callable[[], None]) -> None:
         self._group = group
-        self._lock = lock
+        self._entered = entered
         self._before: int | None = None
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """Before the lock."""
+        self._group._in_own_process()
         if self._group.device.type == "cuda":
             # Kernels are launched on the current device.
             before = torch._C._cuda_getDevice()
             if before != self._group.device.index:
                 self._before = before
                 torch.cuda.set_device(self._group.device)
-        try:
-            self._lock()
-        except BaseException:
-            self._leave_device()
-            raise
 
-    def _leave_device(self) -> None:
+    def entered(self) -> None:
+        """Once it is held."""
+        self._entered()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Once it is not held any more, or could not be."""
         if self._before is not None:
             torch.cuda.set_device(self._before)
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._group._lock.unlock()
-        self._leave_device()
         if error is None or not is_refused_memory(error):
             return
         text = str(error)
@@ -232,7 +231,8 @@ class Group(ABC):
         self.loss_scale: LossScale | None = None
         # Whether anyone can have changed the optimizers' settings since the tables were made.
         self.settings_may_change = False
-        self._lock = _native.RwLock()
+        lock = _native.RwLock()
+        self._shared, self._alone = lock.shared(), lock.alone()
         self._leases: Leases[Any] = Leases()
         self._plans: dict[tuple[str, ...], Any] = {}
         self._newest_plan: tuple[list[str], Any] | None = None
@@ -255,42 +255,33 @@ class Group(ABC):
                 f"here."
             )
 
-    def reading(self) -> "Held":
+    def reading(self) -> _native.Held:
         """Beside other readers: rows as they are between steps."""
-        return Held(self, self._lock_shared)
+        return _native.Held(self._shared, Around(self, self._entered_shared))
 
-    def reading_all(self) -> "Held":
+    def reading_all(self) -> _native.Held:
         """The same where scores are looked at: those of forwards that were dropped are raised first."""
         if self._leases.has_ended:
             with self.writing():
                 pass
         return self.reading()
 
-    def writing(self) -> "Held":
+    def writing(self) -> _native.Held:
         """Alone."""
-        return Held(self, self._lock_alone)
+        return self._held_alone(self._entered_alone)
 
-    def _lock_shared(self) -> None:
-        self._in_own_process()
-        self._lock.lock_shared()
-        try:
-            self._follow(alone=False)
-        except BaseException:
-            self._lock.unlock()
-            raise
+    def _held_alone(self, entered: Callable[[], None]) -> _native.Held:
+        return _native.Held(self._alone, Around(self, entered))
+
+    def _entered_shared(self) -> None:
+        self._follow(alone=False)
+
+    def _entered_alone(self) -> None:
+        self._follow(alone=True)
+        self._collect_leases()
 
     def _follow(self, alone: bool) -> None:  # noqa: B027 (only devices have streams)
         """Be behind what others launched on a device, once the lock is held."""
-
-    def _lock_alone(self) -> None:
-        self._in_own_process()
-        self._lock.lock()
-        try:
-            self._follow(alone=True)
-            self._collect_leases()
-        except BaseException:
-            self._lock.unlock()
-            raise
 
     # ---- leases
 

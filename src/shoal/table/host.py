@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from shoal import _native, optim
-from shoal.config import Table, get_num_threads
+from shoal.config import Table
 from shoal.errors import OutOfMemoryError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.ops.birth import birth, native_init
 from shoal.records import Rows, join
 from shoal.storage import Answer, DramStorage
-from shoal.table.arrivals import Arrivals, alone_in, arriving
+from shoal.table.arrivals import Arrivals, arriving
 from shoal.table.content import TableContent, TableStats, TierStats
 from shoal.table.host_memory import HostMemory
 
@@ -31,6 +31,7 @@ class HostTable(HostMemory):
         self.backwards = 0
         self.fetched = 0  # positions of batches whose keys were below memory
         self._promotions = 0
+        self._was_miscounted = False  # before keys came that are being counted
         self._is_being_filled = False  # then keys that come are not births
         name = _native.name_hash(config.name)
         stream = _native.birth_stream(seed, name)
@@ -101,6 +102,17 @@ class HostTable(HostMemory):
             raise OutOfMemoryError(f"[table {self.config.name!r}] there is no memory for rows that were read ahead.")
         self._promotions += came
 
+    def begin_arrival(self, arrivals: Arrivals) -> None:
+        """They are about to come in."""
+        if arrivals.births and not self._is_being_filled:
+            # Ahead: whoever reads changes looks which of them have a row.
+            self.changes.add(arrivals.born)
+        self._was_miscounted, self._is_miscounted = self._is_miscounted, True
+
+    def call_arrival_off(self) -> None:
+        """None of them is in."""
+        self._is_miscounted = self._was_miscounted
+
     def came(self, arrivals: Arrivals) -> None:
         """Count them: they are in."""
         births = arrivals.births
@@ -110,7 +122,7 @@ class HostTable(HostMemory):
             self._rows += births
             if not self._is_being_filled:
                 self.counters.add("births", births)
-                self.changes.add(arrivals.born)
+        self._is_miscounted = self._was_miscounted
 
     def write_first(self, keys: Tensor, slots: Tensor) -> None:
         """Write the first rows of new keys at their slots."""
@@ -335,8 +347,8 @@ class HostTable(HostMemory):
     def expect(self, rows: int) -> None:
         """Make room in the index for so many rows that will come, where memory has it."""
         if self.below is None and self._fits(rows):
-            with alone_in(self.indexes), suppress(OutOfMemoryError):
-                _native.reserve([self.index.native], [rows], get_num_threads())
+            with self.indexes.alone(), suppress(OutOfMemoryError):
+                self.index.reserve(rows)
 
     def put(self, rows: Rows) -> None:
         """Have whole rows of distinct keys, in place of those that they had."""

@@ -15,7 +15,7 @@ from shoal.errors import InputError, NonFiniteError
 from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
-from shoal.table.arrivals import alone_in, arriving
+from shoal.table.arrivals import arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
 from shoal.table.group import Group, is_refused_memory
@@ -95,7 +95,7 @@ class HostGroup(Group):
         self._replace_each({number: contents[number] for number in contents if number not in made}, list(made))
 
     def _forget_plans(self) -> None:
-        with alone_in(self.indexes):  # staging makes plans too
+        with self.indexes.alone():  # staging makes plans too
             super()._forget_plans()
 
     def clear(self, numbers: Sequence[int]) -> None:

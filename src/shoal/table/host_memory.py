@@ -14,7 +14,7 @@ from shoal.errors import CapacityError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.storage import DramStorage
-from shoal.table.arrivals import Arrivals, alone_in
+from shoal.table.arrivals import Arrivals
 from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.leaving import write_now
@@ -42,6 +42,7 @@ class Leaving:
     dirty: int  # the first so many
     packed: Sequence[Tensor]  # their rows, in pieces
     forced: bool  # even if batches on their way need them
+    at_once: bool  # all of it while the group is held
     is_written: bool = False
 
 
@@ -89,7 +90,7 @@ class HostMemory:
         if self._is_tracking or self.budget is not None:
             # Where there is a budget, from the first row on: a log may begin when it is full.
             storage.keep_keys(index.native)
-        with alone_in(self.indexes):
+        with self.indexes.alone():
             self.index = index
             self.storage = storage
             self.epoch += 1
@@ -201,11 +202,12 @@ class HostMemory:
     def _evict_for(self, more: int) -> None:
         """Let rows leave memory for others, those used longest ago; what had changed is written below first."""
         assert self.below is not None
+        self._call_interrupted_off()
         # Rows of batches that come leave only if no others can, and some of those that could may have been staged just
         # now; those that are being written already are waited for.
         for forced in (False, False, False, True, True):
             n = more - self.spare(more)
-            if n and (leaving := self.begin_leaving(n, forced)):
+            if n and (leaving := self.begin_leaving(n, forced, at_once=True)):
                 write_now(self, leaving, self.below.writing)
                 self.end_leaving(leaving)
             if forced and not self._fits(more):
@@ -228,10 +230,11 @@ class HostMemory:
 
     # ---- rows that leave memory
 
-    def begin_leaving(self, n: int, forced: bool = False) -> Leaving | None:
+    def begin_leaving(self, n: int, forced: bool = False, at_once: bool = False) -> Leaving | None:
         """Choose n rows to leave, and take what is to be written of them; None where so many cannot.
 
-        They count as clean from here on. `forced`: also rows that batches on their way will need.
+        They count as clean from here on. `forced`: also rows that batches on their way will need. `at_once`: they are
+        written and gone before the group is let go.
         """
         pins = self.pins(staged=not forced)
         # Some more than are needed, if there are any: the next batches will not have to wait.
@@ -243,7 +246,7 @@ class HostMemory:
             self.changes.add(keys[self.storage.is_changed(slots)])
         piece = max(_WRITE_BYTES // self.storage.packed.bytes, 1)
         packed = [self.storage.pack(some) for some in slots[:dirty].split(piece)] if dirty else []
-        leaving = Leaving(keys, slots, dirty, packed, forced)
+        leaving = Leaving(keys, slots, dirty, packed, forced, at_once)
         self._leaving.append(leaving)  # before they count as clean: from here on they stay until they are written
         self.storage.set_dirty(slots[:dirty], False)
         return leaving
@@ -263,9 +266,15 @@ class HostMemory:
         """They could not be written: they are as they were."""
         if leaving not in self._leaving:  # all rows were replaced meanwhile
             return
-        self._leaving.remove(leaving)
         slots = self.index.find(leaving.keys[: leaving.dirty])  # they may have been moved meanwhile
         self.storage.set_dirty(slots[slots != NO_SLOT], True)
+        self._leaving.remove(leaving)  # behind it, should an interrupt come between them
+
+    def _call_interrupted_off(self) -> None:
+        """Rows that were to leave at once, and did not before the group was let go, stay: an interrupt came."""
+        for leaving in tuple(self._leaving):
+            if leaving.at_once:
+                self.stay(leaving)
 
     def end_leaving(self, leaving: Leaving) -> None:
         """What was chosen leaves memory, if nobody needed or changed it since."""
@@ -274,14 +283,13 @@ class HostMemory:
         self._leaving.remove(leaving)
         self._demotions += leaving.dirty
         keys, slots = leaving.keys, leaving.slots
-        with alone_in(self.indexes):  # nobody finds meanwhile
+        with self.indexes.alone():  # nobody finds meanwhile
             held = self.pins(staged=not leaving.forced, finding=True).has(slots) | self.storage.is_dirty(slots)
             leaves = (self.index.find(keys) == slots) & ~held
             if not bool(leaves.all()):
-                keys, slots = keys[leaves], slots[leaves]
-            self.index.forget(keys)
+                keys = keys[leaves]
             self.epoch += leaving.forced
-        self.storage.give(slots)
+            _native.leave(self.index.native, self.storage.native, keys)
         self._left += len(keys)
 
     def pins(self, staged: bool, finding: bool = False) -> _native.Pins:
@@ -344,7 +352,7 @@ class HostMemory:
                     if is_known:
                         self._lose(gone)
                 raise
-        with alone_in(self.indexes):
+        with self.indexes.alone():
             slots = self.index.erase(keys)
         erased = len(slots) if erased is None else erased
         self._rows -= erased
@@ -375,10 +383,13 @@ class HostMemory:
 
         Only between leases: a lease holds slots.
         """
-        if not self._may_compact or self._leaving:  # what is being written must be where it was
+        if not self._may_compact:
+            return
+        self._call_interrupted_off()
+        if self._leaving:  # what is being written must be where it was
             return
         budget = _BUCKETS_PER_ERASE * work + _LEAST_BUCKETS
-        with alone_in(self.indexes):
+        with self.indexes.alone():
             index_done = self.index.shrink(budget)
         if not self.storage.sparse:
             self._compacting_from = 0
@@ -391,7 +402,7 @@ class HostMemory:
                 self.changes.add(entries.keys[self.storage.is_changed(entries.slots)])
             slots = self.storage.take(len(entries.keys))
             self.storage.move(entries.slots, slots)
-            with alone_in(self.indexes):
+            with self.indexes.alone():
                 self.index.reassign(entries.keys, slots)
                 self.epoch += 1
             self.storage.give(entries.slots)

@@ -6,12 +6,12 @@ the group deals with it at its next call, since it can come from any thread and 
 """
 
 import itertools
-from collections import deque
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from shoal import _native
 from shoal.errors import BackwardError
 
 
@@ -24,30 +24,19 @@ class Applied(Protocol):
 Held = TypeVar("Held", bound=Applied)
 
 
-class _Memory(bytearray):
-    """The bytes behind a lease's tensor: when they go, the lease's number goes to `ended`."""
-
-    number: int
-    ended: deque[int]
-
-    def __del__(self) -> None:
-        self.ended.append(self.number)
-
-
 class Leases(Generic[Held]):
     """The live leases of one group, numbered as they begin."""
 
     def __init__(self) -> None:
         self._live: dict[int, Held] = {}
-        self._ended: deque[int] = deque()
+        # The core's: what Python does when a tensor goes, an interrupt could keep from being done.
+        self._ended = _native.Ended()
         self._numbers = itertools.count(1)
 
     def begin(self, batch: Held) -> Tensor:
         """Keep `batch` for as long as the returned tensor's storage lives."""
         number = next(self._numbers)
-        memory = _Memory(number.to_bytes(8, "little"))
-        memory.number, memory.ended = number, self._ended
-        lease = torch.frombuffer(memory, dtype=torch.int64)
+        lease: Tensor = self._ended.hold(number)
         self._live[number] = batch
         return lease
 
@@ -74,8 +63,8 @@ class Leases(Generic[Held]):
     def collect(self) -> list[Held]:
         """Forget the leases that ended since the last call; returns those that no backward was applied to."""
         dropped = []
-        while self._ended:
-            batch = self._live.pop(self._ended.popleft(), None)
+        for number in sorted(self._ended.take()):
+            batch = self._live.pop(number, None)
             if batch is not None and not batch.applied:
                 dropped.append(batch)
         return dropped
@@ -83,7 +72,7 @@ class Leases(Generic[Held]):
     @property
     def has_ended(self) -> bool:
         """Whether `collect` has something to do."""
-        return bool(self._ended)
+        return self._ended.any
 
     def live(self) -> list[Held]:
         """The batches that leases keep."""

@@ -47,11 +47,8 @@ class HostStaging:
         self.bags.begin_ahead()
 
     def _plan_now(self) -> Plan:
-        self.group.indexes.lock_shared()
-        try:
+        with self.group.indexes.shared():
             plan: Plan = self.group._plan(self._names)
-        finally:
-            self.group.indexes.unlock()
         return plan
 
     def find(self, threads: int) -> None:
@@ -60,18 +57,15 @@ class HostStaging:
             return
         self._is_begun = True
         group = self.group
-        group.indexes.lock_shared()
         try:
-            self.plan = group._plan(self._names)
-            # From here on a row that it finds stays, or the epoch is another; and of one that it does not find it hears
-            # when it is written, even before it asks for it.
-            self._epochs = self._epochs_now()
-            for number in self.plan.deep:
-                self.answers[number] = group.below(number).listen()
-            group.staged[self.address] = self
-        finally:
-            group.indexes.unlock()
-        try:
+            with group.indexes.shared():
+                self.plan = group._plan(self._names)
+                # From here on a row that it finds stays, or the epoch is another; and of one that it does not find it
+                # hears when it is written, even before it asks for it.
+                self._epochs = self._epochs_now()
+                for number in self.plan.deep:
+                    self.answers[number] = group.below(number).listen()
+                group.staged[self.address] = self
             self._find(threads)
         except BaseException:
             self.release()

@@ -1,0 +1,36 @@
+#include "lookup/arriving.h"
+
+#include "base/thread_pool.h"
+
+namespace shoal {
+
+Status arrive(const std::vector<Arriving>& tables, int threads) {
+  std::vector<Status> statuses(tables.size());
+  const auto each = [&](const auto& body) {
+    ThreadPool::instance().run(static_cast<int64_t>(tables.size()), threads, [&](int64_t t) {
+      const size_t i = static_cast<size_t>(t);
+      statuses[i] = body(tables[i]);
+    });
+    for (Status& status : statuses)
+      if (!status.ok()) return std::move(status);
+    return Status();
+  };
+  if (Status status = each([](const Arriving& table) { return table.index->reserve(table.n); }); !status.ok())
+    return status;
+  Status status = each([](const Arriving& table) {
+    table.store->take(table.slots, table.n);
+    Status inserted = table.index->insert(table.keys, table.slots, table.n);
+    if (!inserted.ok()) table.store->give(table.slots, table.n);
+    return inserted;
+  });
+  if (!status.ok())
+    for (const Arriving& table : tables) leave(table.index, table.store, table.keys, table.n);
+  return status;
+}
+
+void leave(Index* index, DramStore* store, const int64_t* keys, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (const uint32_t slot = index->erase(keys[i]); slot != kNoSlot) store->give(&slot, 1);
+}
+
+}  // namespace shoal

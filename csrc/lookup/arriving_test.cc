@@ -1,0 +1,72 @@
+#include "lookup/arriving.h"
+
+#include <vector>
+
+#include "base/check.h"
+#include "base/failing_heap.h"
+
+namespace shoal {
+namespace {
+
+struct Table {
+  DramStore store{3, Dtype::f32, 1};
+  Index index;
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> slots;
+
+  explicit Table(std::vector<int64_t> come) : keys(std::move(come)), slots(keys.size(), kNoSlot) {
+    CHECK(store.reserve(static_cast<int64_t>(keys.size())).ok());
+  }
+  Arriving arriving() { return {&index, &store, keys.data(), static_cast<int64_t>(keys.size()), slots.data()}; }
+  bool has_all() const {
+    for (size_t i = 0; i < keys.size(); ++i)
+      if (index.find(keys[i]) != slots[i] || slots[i] == kNoSlot) return false;
+    return index.size() == static_cast<int64_t>(keys.size()) && store.live() == index.size();
+  }
+  bool is_empty() const { return index.size() == 0 && store.live() == 0; }
+};
+
+std::vector<int64_t> many(int64_t n) {
+  std::vector<int64_t> keys = {0, -1, INT64_MIN, INT64_MAX};
+  for (int64_t i = 1; i < n; ++i) keys.push_back(i * 1000003);
+  return keys;
+}
+
+void keys_come_and_leave() {
+  for (int threads : {1, 3}) {
+    Table one(many(3000)), two({}), three({7});
+    CHECK(arrive({one.arriving(), two.arriving(), three.arriving()}, threads).ok());
+    CHECK(one.has_all() && two.is_empty() && three.has_all());
+    const std::vector<int64_t> some = {-1, 1000003, 5, -1};  // 5 is not there, and -1 comes twice
+    leave(&one.index, &one.store, some.data(), 4);
+    CHECK(one.index.size() == 3001 && one.store.live() == 3001);
+    CHECK(one.index.find(-1) == kNoSlot && one.index.find(0) == one.slots[0]);
+    leave(&one.index, &one.store, one.keys.data(), static_cast<int64_t>(one.keys.size()));
+    CHECK(one.is_empty());
+  }
+}
+
+void where_memory_is_refused_none_comes() {
+  bool was_refused = false;
+  for (int64_t allocations = 0;; ++allocations) {
+    CHECK(allocations < 200);
+    Table one(many(2000)), two({7});
+    Status status;
+    const bool done = with_heap_for(allocations, [&] { status = arrive({one.arriving(), two.arriving()}, 1); });
+    if (done && status.ok()) {
+      CHECK(one.has_all() && two.has_all());
+      break;
+    }
+    was_refused = true;
+    CHECK(one.is_empty() && two.is_empty(), allocations);
+  }
+  CHECK(was_refused);
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main() {
+  shoal::keys_come_and_leave();
+  shoal::where_memory_is_refused_none_comes();
+}

@@ -1,0 +1,141 @@
+"""An interrupt at any moment leaves tables as they were before the call, or behind it; and no lock is lost."""
+
+import contextlib
+import gc
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from batches import assert_same_rows
+from tiered import assert_equal_outputs, below, collection, skewed_kjt
+
+import shoal
+
+pytestmark = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="only the main thread is interrupted"
+)
+
+SECONDS = 4.0
+TABLES = [{"name": name, "dim": 8, "optimizer": shoal.SGD(lr=0.1)} for name in "ab"]
+
+
+class Interrupts:
+    """Interrupts the main thread, some time after it asks for that."""
+
+    def __init__(self):
+        self.count = 0
+        self._is_armed = False
+        self._asked, self._is_over = threading.Semaphore(0), False
+        self._most_seconds = 0.0
+
+    def __enter__(self):
+        self._before = signal.signal(signal.SIGUSR1, self._interrupt)
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over = True
+        self._asked.release()
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
+
+    def _interrupt(self, *_):
+        if self._is_armed:
+            self._is_armed = False
+            self.count += 1
+            raise KeyboardInterrupt
+
+    def _send(self):
+        while self._asked.acquire() and not self._is_over:
+            time.sleep(random.random() * self._most_seconds)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    def call(self, most_seconds, what):
+        """What a call returns, which an interrupt may have ended: then None."""
+        self._most_seconds = most_seconds
+        self._asked.release()
+        self._is_armed = True
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                return what()
+            finally:
+                self._is_armed = False
+        return None
+
+
+def locks_are_free(bags):
+    """Whether another thread gets them."""
+    got = threading.Event()
+
+    def get():
+        with bags._group.writing(), bags._group.indexes.alone():
+            got.set()
+
+    threading.Thread(target=get, daemon=True).start()
+    return got.wait(20)
+
+
+def assert_sound(bags, plain):
+    gc.collect()
+    assert locks_are_free(bags)
+    assert not bags._group.staged
+    for table, other in zip(bags._group.tables, plain._group.tables, strict=True):
+        assert len(table) == len(table.keys()) == len(other)
+        assert table.storage.native.live == len(table.index)  # no slot is lost
+        if table.below is not None:
+            assert not table.below._staged
+            assert bags.stats()[table.config.name].tiers[0].pinned == 0
+    assert_same_rows(bags, plain)
+
+
+@pytest.mark.parametrize("kind", ["ssd", "memory", None])
+def test_a_forward_that_is_interrupted_is_made_again(kind, tmp_path):
+    plain = collection(TABLES)
+    bags = collection(TABLES, [shoal.Dram("120KiB"), below(kind, tmp_path)] if kind else None)
+    generator = torch.Generator().manual_seed(0)
+    end = time.monotonic() + SECONDS
+    step = 0
+    with Interrupts() as interrupts:
+        while time.monotonic() < end or interrupts.count < 20:
+            batch = skewed_kjt("ab", generator, bags=60, keys=6000)
+            out, tries = None, 0
+            while out is None:
+                tries += 1
+                out = interrupts.call(0.003 * tries, lambda batch=batch: bags(batch))
+            outs = [out, plain(batch)]
+            assert_equal_outputs(outs, step)
+            for one in outs:
+                one.values().backward(torch.ones_like(one.values()))
+            step += 1
+            out = outs = one = None
+    assert step > 5
+    assert_sound(bags, plain)
+
+
+@pytest.mark.parametrize("kind", ["ssd", "memory"])
+def test_a_loop_that_is_interrupted_is_begun_again(kind, tmp_path):
+    plain = collection(TABLES)
+    bags = collection(TABLES, [shoal.Dram("120KiB"), below(kind, tmp_path)])
+    generator = torch.Generator().manual_seed(0)
+    batches = [skewed_kjt("ab", generator, bags=60, keys=6000) for _ in range(40)]
+    end = time.monotonic() + SECONDS
+    step = 0
+    with Interrupts() as interrupts:
+        while time.monotonic() < end or interrupts.count < 5:
+            begin = step % len(batches)
+            loop = iter(shoal.prefetch(batches[begin:], bags))
+            for batch in batches[begin:]:
+                if interrupts.call(0.01, lambda loop=loop: next(loop)) is None:
+                    loop.close()
+                    break
+                outs = [bags(batch), plain(batch)]
+                assert_equal_outputs(outs, step)
+                for one in outs:
+                    one.values().backward(torch.ones_like(one.values()))
+                step += 1
+    outs = one = None
+    assert_sound(bags, plain)
