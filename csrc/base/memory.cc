@@ -103,7 +103,8 @@ void* Buffers::acquire(size_t bytes) {
   if (best == idle_.end()) {
     Pages pages;
     if (!Pages::map(bytes, &pages).ok()) return nullptr;
-    pages.advise_huge();
+    // A small one would be 2 MiB from its first byte on.
+    if (bytes >= kHugePage / 2) pages.advise_huge();
     lent_.push_back({std::move(pages), 0});
   } else {
     lent_.push_back(std::move(*best));

@@ -146,6 +146,15 @@ static void bind_locks(nb::module_& m) {
       .def("alone", [](RwLock& lock) { return Guard{&lock, true}; }, nb::keep_alive<0, 1>());
 }
 
+// [n, bytes] in pages of their own.
+static nb::ndarray<nb::pytorch, uint8_t, nb::ndim<2>> mapped_rows(size_t n, size_t bytes) {
+  auto pages = std::make_unique<Pages>();
+  raise(Pages::map(n * bytes, pages.get()));
+  void* data = pages->data();
+  nb::capsule owner(pages.release(), [](void* p) noexcept { delete static_cast<Pages*>(p); });
+  return {data, {n, bytes}, owner};
+}
+
 void bind_base(nb::module_& m) {
   nb::register_exception_translator(translate_bad_alloc);
 
@@ -156,6 +165,8 @@ void bind_base(nb::module_& m) {
   m.def("name_hash", [](const std::string& name) { return name_hash(name); }, nb::arg("name"));
   m.def("birth_stream", &birth_stream, nb::arg("seed"), nb::arg("name_hash"));
   m.def("rounding_stream", &rounding_stream, nb::arg("seed"), nb::arg("name_hash"));
+  m.def("mapped_rows", &mapped_rows, nb::arg("n"), nb::arg("bytes"),
+        "Memory for packed rows, which is the system's again as soon as nobody holds it");
   m.def("buffer", &buffer, nb::arg("bytes"), "Memory that holds anything, and is used again for others later");
   m.def(
       "buckets",

@@ -26,6 +26,11 @@ def birth_stream(seed: int, name_hash: int) -> int: ...
 
 def rounding_stream(seed: int, name_hash: int) -> int: ...
 
+def mapped_rows(n: int, bytes: int) -> Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None))]:
+    """
+    Memory for packed rows, which is the system's again as soon as nobody holds it
+    """
+
 def buffer(bytes: int) -> Annotated[memoryview, dict(dtype='uint8', shape=(None,))]:
     """Memory that holds anything, and is used again for others later"""
 

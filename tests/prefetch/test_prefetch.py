@@ -514,15 +514,15 @@ def test_a_row_that_changes_and_leaves_between_find_and_read_is_read_as_it_is_th
 def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, monkeypatch):
     plain, tiers, below, step, let_leave = with_key_below()
     wants_alone, goes_on = threading.Event(), threading.Event()
-    alone, batch = tiers._group._lock_alone, kjt({"t": [[KEY]]})
+    writing, batch = tiers._group.writing, kjt({"t": [[KEY]]})
 
     def late():
         if threading.current_thread().name == "eval":
             wants_alone.set()
             assert goes_on.wait(30)
-        alone()
+        return writing()
 
-    monkeypatch.setattr(tiers._group, "_lock_alone", late)
+    monkeypatch.setattr(tiers._group, "writing", late)
     placed = tiers.stage(batch) if what == "release" else None
     if placed is not None:
         placed.read()

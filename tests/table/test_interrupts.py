@@ -58,9 +58,9 @@ class Interrupts:
         """What a call returns, which an interrupt may have ended: then None."""
         self._most_seconds = most_seconds
         self._asked.release()
-        self._is_armed = True
         with contextlib.suppress(KeyboardInterrupt):
             try:
+                self._is_armed = True
                 return what()
             finally:
                 self._is_armed = False

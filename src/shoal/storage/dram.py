@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Column, get_num_threads
-from shoal.storage.packed import PackedRows
+from shoal.storage.packed import PackedRows, empty_packed
 
 _DTYPES = {
     "float32": _native.Dtype.float32,
@@ -168,7 +168,7 @@ class DramStorage:
 
     def pack(self, slots: Tensor) -> Tensor:
         """Whole rows, uint8 [n, packed.bytes]."""
-        out = torch.empty(len(slots), self.packed.bytes, dtype=torch.uint8, device="cpu")
+        out = empty_packed(len(slots), self.packed.bytes)
         _native.pack(self.rows, slots, out, get_num_threads())
         return out
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.errors import InputError, StorageError
 from shoal.storage.keyed import Answer, Storage
+from shoal.storage.packed import empty_packed
 
 _DEPTH = 128
 _IO = ("auto", "io_uring", "threads")
@@ -64,7 +65,7 @@ class SsdStorage(Storage):
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of keys, and whether each has one."""
         self._check(keys)
-        rows = torch.empty(len(keys), self.row_bytes, dtype=torch.uint8, device="cpu")
+        rows = empty_packed(len(keys), self.row_bytes)
         found = torch.empty(len(keys), dtype=torch.bool, device="cpu")
         self._store.read(keys.contiguous(), rows, found)
         return rows, found
@@ -79,7 +80,7 @@ class SsdStorage(Storage):
         asked = [some.contiguous() for some in keys]
         for storage, some in zip(storages, asked, strict=True):
             storage._check(some)
-            rows = torch.empty(len(some), storage.row_bytes, dtype=torch.uint8, device="cpu")
+            rows = empty_packed(len(some), storage.row_bytes)
             found = torch.empty(len(some), dtype=torch.bool, device="cpu")
             answers.append((rows, found))
             reads.append((storage._store, some.data_ptr(), len(some), rows.data_ptr(), found.data_ptr()))

@@ -20,8 +20,9 @@ from shoal.storage import Answer, SsdStorage, Storage
 from shoal.table.content import TierStats
 
 _SCORE_BYTES = 8
-# Rows that are read ahead may take this part of the table's memory beside it.
+# Rows that are read ahead may take this part of the table's memory beside it, and no more than so many bytes.
 _AHEAD_PART = 4
+_MOST_AHEAD_BYTES = 16 << 20
 
 
 def packed_bytes(config: Table) -> int:
@@ -127,7 +128,9 @@ def may_read_ahead(asked: "Sequence[tuple[Below, Staged, int | None]]", is_first
     always may, or nobody would."""
     if not is_first:
         for below, staged, budget in asked:
-            if len(staged.keys) and budget is not None and below.ahead_bytes - staged.bytes > budget // _AHEAD_PART:
+            if budget is None or not len(staged.keys):
+                continue
+            if below.ahead_bytes - staged.bytes > min(budget // _AHEAD_PART, _MOST_AHEAD_BYTES):
                 return False
     for below, staged, _budget in asked:
         staged.expect(below.row_bytes)

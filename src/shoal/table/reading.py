@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.storage import Answer
+from shoal.storage.packed import empty_packed
 from shoal.table.below import Below, Staged
 from shoal.table.readers import Readers
 
@@ -58,7 +59,7 @@ class _Unread:
         has = int(known_found.sum())
         if not has and not len(self.rest):
             return Answer(torch.empty(self._count, 0, dtype=torch.uint8, device="cpu"), found, 0)
-        rows = torch.empty(self._count, self.below.row_bytes, dtype=torch.uint8, device="cpu")
+        rows = empty_packed(self._count, self.below.row_bytes)
         if has:
             rows[self._holds] = known_rows
         rows[~self._holds], found[~self._holds] = more.rows, more.found
