@@ -519,6 +519,31 @@ def test_of_several_tables_each_has_its_own_error_and_is_whole_again(tmp_path):
     assert_same_rows(plain, bags)
 
 
+def test_nothing_is_unreadable_while_rows_come_leave_and_are_erased(tmp_path):
+    plain = collection([{"name": "t", "dim": 8}])
+    bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), shoal.Ssd(tmp_path, "512KiB")])  # files are short
+    looks, ends = [], threading.Event()
+
+    def look():
+        while not ends.is_set():
+            looks.append(bags.table("t").unreadable().tolist())
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        generator = torch.Generator().manual_seed(0)
+        for step in range(60):
+            train([plain, bags], generator, 1, first=step)
+            if step % 10 == 9:
+                for module in (plain, bags):
+                    module.table("t").erase(range(step, 2000, 7))
+    finally:
+        ends.set()
+        looker.join()
+    assert looks and not any(looks)
+    assert_same_rows(plain, bags)
+
+
 def test_a_storage_of_the_users_that_fails_is_not_said_to_have_lost_rows():
     bags, below = moody()
     train([bags], torch.Generator().manual_seed(0), 30)
