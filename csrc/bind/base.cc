@@ -18,8 +18,7 @@ namespace shoal {
 static constexpr const char* kOutOfMemoryAdvice =
     ". Free memory, use smaller batches, or bound the tables with Table(tiers=[Dram(...)]).";
 
-void raise(const Status& status) {
-  if (status.ok()) return;
+nb::object error_of(const Status& status) {
   const char* name = status.code() == Code::memory     ? "OutOfMemoryError"
                      : status.code() == Code::capacity ? "CapacityError"
                      : status.code() == Code::device   ? "DeviceError"
@@ -30,7 +29,16 @@ void raise(const Status& status) {
   if (status.code() == Code::memory) message += kOutOfMemoryAdvice;
   // A path in it may be any bytes.
   nb::object text = nb::steal(PyUnicode_DecodeUTF8(message.data(), Py_ssize_t(message.size()), "backslashreplace"));
-  if (text.is_valid()) PyErr_SetObject(type.ptr(), text.ptr());
+  if (!text.is_valid()) throw nb::python_error();
+  return type(text);
+}
+
+void raise(const Status& status) {
+  if (!status.ok()) raise_error(error_of(status));
+}
+
+void raise_error(const nb::object& error) {
+  PyErr_SetObject(error.type().ptr(), error.ptr());
   throw nb::python_error();
 }
 

@@ -27,8 +27,11 @@ using Released = nb::call_guard<nb::gil_scoped_release>;
 inline uint32_t* slots_of(const Vector<int32_t>& array) { return reinterpret_cast<uint32_t*>(array.data()); }
 inline bool is_narrow(const Integers& array) { return array.dtype().bits == 32; }
 
-// Raises the class of shoal.errors that the status stands for. Call with the GIL.
+// The exception of shoal.errors that the status stands for. Call with the GIL. REQUIRES: it is not ok.
+nb::object error_of(const Status& status);
+// Raises it, if it is not ok. Call with the GIL.
 void raise(const Status& status);
+void raise_error(const nb::object& error);
 
 // A vector handed to Python without a copy.
 template <typename T>

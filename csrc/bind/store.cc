@@ -26,6 +26,13 @@ static std::shared_ptr<Io> shared_io(const std::string& kind, int depth) {
   return io;
 }
 
+// The exception of a read that failed. It has the keys of the rows that could not be read.
+static nb::object error_of(const Status& status, std::vector<int64_t> lost) {
+  nb::object error = error_of(status);
+  if (!lost.empty()) error.attr("keys") = nb::cast(to_tensor(std::move(lost)));
+  return error;
+}
+
 static void bind_ssd(nb::module_& m) {
   nb::class_<SsdStats>(m, "SsdStats")
       .def_ro("rows", &SsdStats::rows)
@@ -73,12 +80,13 @@ static void bind_ssd(nb::module_& m) {
           "read",
           [](SsdStore& store, Vector<const int64_t> keys, Matrix<uint8_t> rows, Vector<bool> found) {
             Status status;
+            std::vector<int64_t> lost;
             {
               nb::gil_scoped_release released;
-              status =
-                  store.read(keys.data(), reinterpret_cast<char*>(rows.data()), found.data(), int64_t(keys.shape(0)));
+              status = store.read(keys.data(), reinterpret_cast<char*>(rows.data()), found.data(),
+                                  int64_t(keys.shape(0)), &lost);
             }
-            raise(status);
+            if (!status.ok()) raise_error(error_of(status, std::move(lost)));
           },
           nb::arg("keys"), nb::arg("rows"), nb::arg("found"))
       .def(
@@ -105,16 +113,17 @@ static void bind_ssd(nb::module_& m) {
           nb::gil_scoped_release released;
           SsdStore::read_together(&reads);
         }
-        std::vector<int64_t> have;
-        for (const SsdStore::Read& read : reads) {
-          raise(read.status);
-          have.push_back(std::count(read.found, read.found + read.n, true));
-        }
+        std::vector<nb::object> have;
+        for (SsdStore::Read& read : reads)
+          have.push_back(read.status.ok() ? nb::object(nb::int_(std::count(read.found, read.found + read.n, true)))
+                                          : error_of(read.status, std::move(read.lost)));
         return have;
       },
       nb::arg("reads"),
+      nb::sig("def read_together(reads: collections.abc.Sequence[tuple[SsdStore, int, int, int, int]]) -> "
+              "list[int | Exception]"),
       "Read from several stores at a time, each as (store, address of keys, how many, address of rows, address of "
-      "found); how many each has");
+      "found); how many each has, or the exception of one that failed");
 }
 
 void bind_store(nb::module_& m) {

@@ -65,9 +65,10 @@ class SsdStore {
   // others are written. Where a key comes twice nothing is written.
   Status write(const int64_t* keys, const char* rows, int64_t n);
 
-  // found[i]: whether key i has a row, which is then at rows + i * row_bytes. Where a block cannot be read or is damaged
-  // the rows on it are not found, the others are, and the error names it.
-  Status read(const int64_t* keys, char* rows, bool* found, int64_t n);
+  // found[i]: whether key i has a row, which is then at rows + i * row_bytes. Where blocks cannot be read or are damaged
+  // the rows on them are not found, and all others are. The error names the files, and `lost` are all such keys, in
+  // ascending order; none where it was the system that had no means to ask the disk.
+  Status read(const int64_t* keys, char* rows, bool* found, int64_t n, std::vector<int64_t>* lost = nullptr);
   // The same from several stores at a time. What there is no memory or thread for is in the status of each.
   struct Read {
     SsdStore* store;
@@ -76,6 +77,7 @@ class SsdStore {
     bool* found;
     int64_t n;
     Status status = {};
+    std::vector<int64_t> lost = {};
   };
   static void read_together(std::vector<Read>* reads);
 
@@ -152,7 +154,11 @@ class SsdStore {
   void end_reading(const Reading& reading, int64_t nanoseconds);
   // Asks for the block that is wanted next; and its rows to the caller.
   void ask(Reading* reading, Block* block) const;
-  Status take(Reading* reading, const Block& block) const;
+  void take(Reading* reading, const Block& block) const;
+  // Of a read that did not bring what was written there.
+  static void note_failure(Reading* reading, const IoRequest& answered);
+  // The status of a call of which some could not be read.
+  static void tell_of_lost(const Reading& reading);
   // So many blocks at most; none where a segment would have to be freed for them and it may not wait for that.
   Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait, Extent* extent);
   void take_blocks(uint32_t place, Blocks blocks, Extent* extent);
@@ -180,8 +186,6 @@ class SsdStore {
   Status nothing_freed() const;
   void collect_in_background();
   int64_t free_places() const { return int64_t(free_.size()); }
-  // Of a read that did not bring what was written there. `lost`: the keys that were asked for and are on it.
-  static Status cannot_be_read(const IoRequest& answered, const std::vector<int64_t>& lost);
 
   const SsdOptions options_;
   const BlockLayout layout_;

@@ -190,8 +190,8 @@ Status SsdStore::nothing_freed() const {
                         " rows live in files for " + std::to_string(2 * capacity_);
   if (stuck == 0) return {Code::storage, message + ". Raise Ssd(size=), or erase keys."};
   return {Code::storage, message + ", and " + std::to_string(stuck) + " of these, as " + path +
-                             ", have rows that cannot be read. Look at the disk's health; `erase` the keys that reads "
-                             "name as lost, or restore the table from a checkpoint."};
+                             ", have rows that cannot be read. Look at the disk's health; `erase` the keys that the "
+                             "table's `unreadable()` finds, or restore the table from a checkpoint."};
 }
 
 }  // namespace shoal

@@ -15,7 +15,28 @@ namespace {
 constexpr int64_t kReadBytes = int64_t{2} << 20;  // of the blocks that are being read at a time
 // Rows of several stores that one thread reads: waking others, on cores that are busy, takes longer.
 constexpr int64_t kFewRows = 1024;
-constexpr size_t kNamedKeys = 10;  // of those that an error is about
+constexpr size_t kNamedKeys = 10, kNamedFiles = 3;  // of those that an error is about
+
+// What is wrong with a block that was asked for and is not there.
+std::string what_is_wrong(const IoRequest& answered) {
+  const std::string at = std::to_string(answered.offset);
+  const std::string reading = "reading " + std::to_string(answered.bytes) + " bytes at " + at;
+  if (answered.moved < 0) {
+    const int error = int(-answered.moved);
+    return reading + " failed: " + std::strerror(error) + " (errno " + std::to_string(error) + ").";
+  }
+  if (answered.moved < answered.bytes)
+    return reading + ": only " + std::to_string(answered.moved) + " are there. The file was cut.";
+  return "the block at " + at + " is not what was written there: its checksum does not fit.";
+}
+
+std::string first_of(const std::vector<int64_t>& keys) {
+  std::string named = std::to_string(keys.size()) + (keys.size() == 1 ? " key: " : " keys: ");
+  for (size_t i = 0; i < std::min(keys.size(), kNamedKeys); ++i)
+    named += (i == 0 ? "" : ", ") + std::to_string(keys[i]);
+  if (keys.size() > kNamedKeys) named += " and " + std::to_string(keys.size() - kNamedKeys) + " more";
+  return named;
+}
 
 }  // namespace
 
@@ -30,6 +51,13 @@ struct SsdStore::Reading {
   std::vector<std::shared_ptr<Segment>> held = {};  // by place
   size_t next = 0;                                  // that nobody asked for
   int64_t reads = 0, damages = 0;
+  // What could not be read is on these files, and why, each as it was met first.
+  struct Failed {
+    const File* file;
+    std::string what;
+  };
+  std::vector<Failed> failed = {};
+  bool may_come_back = false, was_cut = false, is_damaged = false;  // some of it
 };
 
 // A block that is being read, and those of the wanted that are on it.
@@ -39,9 +67,10 @@ struct SsdStore::Block {
   size_t begin = 0, end = 0;
 };
 
-Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n) {
+Status SsdStore::read(const int64_t* keys, char* rows, bool* found, int64_t n, std::vector<int64_t>* lost) {
   Read read{this, keys, rows, found, n};
   read_here(&read, 1);
+  if (lost != nullptr) *lost = std::move(read.lost);
   return std::move(read.status);
 }
 
@@ -61,6 +90,7 @@ void SsdStore::read_together(std::vector<Read>* reads) {
         read_here(&read, 1);
       } catch (const std::exception&) {  // no memory, or no thread to read in
         read.status = out_of_memory();
+        read.lost.clear();
       }
     }
   };
@@ -105,11 +135,13 @@ void SsdStore::read_here(Read* reads, size_t count) {
   // The rows of a block are copied while others are being read.
   while (IoRequest* answered = queue->next()) {
     Block& block = *reinterpret_cast<Block*>(answered);
-    keep_first(&block.reading->read->status, block.reading->read->store->take(block.reading, block));
+    block.reading->read->store->take(block.reading, block);
     ask_next(&block);
   }
-  for (const Reading& reading : readings)
+  for (const Reading& reading : readings) {
     reading.read->store->end_reading(reading, nanoseconds_since(begin) / int64_t(count));
+    if (!reading.failed.empty()) tell_of_lost(reading);
+  }
 }
 
 void SsdStore::begin_reading(Reading* reading) const {
@@ -156,51 +188,64 @@ void SsdStore::ask(Reading* reading, Block* block) const {
                     layout_.block_bytes, number % segment_blocks_ * layout_.block_bytes};
 }
 
-Status SsdStore::take(Reading* reading, const Block& block) const {
+void SsdStore::take(Reading* reading, const Block& block) const {
   const IoRequest& answered = block.request;
-  if (was_not_made(answered)) return answered.status();
-  const Read& read = *reading->read;
+  Read& read = *reading->read;
+  if (was_not_made(answered)) {
+    keep_first(&read.status, answered.status());
+    return;
+  }
   const Segment& segment = *reading->held[size_t(reading->wanted[block.begin].slot / segment_rows())];
   const int64_t number = answered.offset / layout_.block_bytes;
   const bool is_whole = answered.moved == answered.bytes;
   const int64_t there = is_whole ? layout_.rows_of(answered.memory, segment.id, uint64_t(number)) : -1;
   reading->damages += answered.moved >= 0 && there < 0;
-  std::vector<int64_t> lost;
+  const size_t lost_before = read.lost.size();
   for (size_t i = block.begin; i < block.end; ++i) {
     const auto [slot, to] = reading->wanted[i];
     const int64_t row = slot % layout_.rows_per_block;
     if (row >= there || layout_.key(answered.memory, row) != read.keys[to]) {
-      lost.push_back(read.keys[to]);
+      read.lost.push_back(read.keys[to]);
       continue;
     }
     std::memcpy(read.rows + to * layout_.row_bytes, layout_.row(answered.memory, row), size_t(layout_.row_bytes));
     read.found[to] = true;
   }
-  return lost.empty() ? Status() : cannot_be_read(answered, lost);
+  if (read.lost.size() > lost_before) note_failure(reading, answered);
 }
 
-Status SsdStore::cannot_be_read(const IoRequest& answered, const std::vector<int64_t>& lost) {
-  const std::string at = std::to_string(answered.offset);
-  const std::string reading = "reading " + std::to_string(answered.bytes) + " bytes at " + at;
-  std::string what = "the block at " + at + " is not what was written there: its checksum does not fit.";
-  std::string then = "They are lost, others are not. ", health = "look at the disk's health.";
-  if (answered.moved < 0) {
-    const int error = int(-answered.moved);
-    what = reading + " failed: " + std::strerror(error) + " (errno " + std::to_string(error) + ").";
-    then = "Others are not concerned. Try again, if the disk may have been away for a moment; else ";
-  } else if (answered.moved < answered.bytes) {
-    what = reading + ": only " + std::to_string(answered.moved) + " are there. The file was cut.";
-    health = "let nothing else write to that directory.";
+void SsdStore::note_failure(Reading* reading, const IoRequest& answered) {
+  reading->may_come_back |= answered.moved < 0;
+  reading->was_cut |= answered.moved >= 0 && answered.moved < answered.bytes;
+  reading->is_damaged |= answered.moved == answered.bytes;
+  for (const Reading::Failed& failed : reading->failed)
+    if (failed.file == answered.file) return;
+  reading->failed.push_back({answered.file, what_is_wrong(answered)});
+}
+
+void SsdStore::tell_of_lost(const Reading& reading) {
+  Read& read = *reading.read;
+  if (!read.status.ok()) {  // the system has no means: what else is wrong is told once it has
+    read.lost.clear();
+    return;
   }
-  std::string keys;
-  for (size_t i = 0; i < std::min(lost.size(), kNamedKeys); ++i) keys += (i == 0 ? "" : ", ") + std::to_string(lost[i]);
-  if (lost.size() > kNamedKeys) keys += " and " + std::to_string(lost.size() - kNamedKeys) + " more";
-  return {Code::storage, "[file " + answered.file->path() + "] " + what +
-                             " Of what was asked for, it had the rows of " + std::to_string(lost.size()) +
-                             (lost.size() == 1 ? " key: " : " keys: ") + keys + ". " + then +
-                             "`erase` these keys, which reads nothing (`assign` would), or restore the table from a "
-                             "checkpoint, and " +
-                             health};
+  std::sort(read.lost.begin(), read.lost.end());
+  read.lost.erase(std::unique(read.lost.begin(), read.lost.end()), read.lost.end());
+  std::string message;
+  for (size_t i = 0; i < std::min(reading.failed.size(), kNamedFiles); ++i)
+    message += "[file " + reading.failed[i].file->path() + "] " + reading.failed[i].what + " ";
+  if (reading.failed.size() > kNamedFiles)
+    message += "There are " + std::to_string(reading.failed.size() - kNamedFiles) + " more such files. ";
+  message += "What was asked for and cannot be read are the rows of " + first_of(read.lost) + ". ";
+  message += reading.may_come_back
+                 ? "The others can. Try again, if the disk may have been away for a moment. Else `erase` these"
+                 : "They are lost, the others are not. `erase` them";
+  message +=
+      " by `table.erase(error.keys)`, which reads nothing (`assign` would), or restore the table from a checkpoint. "
+      "`table.unreadable()` finds all such keys.";
+  if (reading.may_come_back || reading.is_damaged) message += " Look at the disk's health.";
+  if (reading.was_cut) message += " Let nothing else write to that directory.";
+  read.status = {Code::storage, std::move(message)};
 }
 
 }  // namespace shoal

@@ -58,8 +58,9 @@ struct Kept {
   int64_t check(const std::vector<int64_t>& keys, Status* status = nullptr) {
     std::string bytes(keys.size() * size_t(options.row_bytes), 'x');
     const auto found = std::make_unique<bool[]>(keys.size());
-    const Status answer = store->read(keys.data(), bytes.data(), found.get(), int64_t(keys.size()));
+    const Status answer = store->read(keys.data(), bytes.data(), found.get(), int64_t(keys.size()), &lost);
     if (status == nullptr) CHECK(answer.ok(), answer.message());
+    CHECK(lost.empty() || !answer.ok());
     if (status != nullptr) *status = answer;
     int64_t count = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -69,6 +70,7 @@ struct Kept {
         continue;
       }
       CHECK(found[i] || status != nullptr, keys[i]);
+      CHECK(!found[i] || !std::binary_search(lost.begin(), lost.end(), keys[i]), keys[i]);
       if (!found[i]) continue;
       ++count;
       CHECK(bytes.compare(i * size_t(options.row_bytes), size_t(options.row_bytes), row(keys[i], version->second)) == 0,
@@ -94,6 +96,7 @@ struct Kept {
   SsdOptions options;
   std::unique_ptr<SsdStore> store;
   std::map<int64_t, int64_t> wanted;
+  std::vector<int64_t> lost;  // of the keys that were checked last
 };
 
 std::vector<int64_t> range(int64_t from, int64_t to) {
@@ -377,10 +380,12 @@ void a_read_that_fails_can_be_made_again() {
   Status status;
   const int64_t found = kept.check(range(0, 300), &status);
   CHECK(status.code() == Code::storage && status.message().find("Input/output error") != std::string::npos);
-  CHECK(status.message().find(" had the rows of 15 keys: ") != std::string::npos &&
-            status.message().find("`erase` these keys") != std::string::npos &&
-            status.message().find("Ssd(path=)") == std::string::npos,
+  CHECK(status.message().find(" are the rows of 15 keys: ") != std::string::npos &&
+            status.message().find("Try again, if the disk may have been away for a moment. Else `erase` these") !=
+                std::string::npos &&
+            status.message().find("lost") == std::string::npos,
         status.message());
+  CHECK(int64_t(kept.lost.size()) == 300 - found, found);
   CHECK(kept.store->stats().damaged == 0);
   CHECK(found < 300 && found >= 300 - 2 * 15, found);  // but for those of one block
   Faults::instance().clear();
@@ -396,6 +401,7 @@ void what_the_system_has_no_means_for_is_not_lost() {
   CHECK(kept.check({1, 2, 3}, &status) == 0);
   CHECK(status.message().find("ulimit -n") != std::string::npos && status.message().find("erase") == std::string::npos,
         status.message());
+  CHECK(kept.lost.empty());
   std::mt19937_64 random(3);
   std::vector<int64_t> keys = range(0, rows);
   status = {};
@@ -449,6 +455,7 @@ void several_stores_are_read_at_a_time_and_a_failure_is_its_own_store_s() {
       for (size_t number = 0; number < stores.size(); ++number) {
         const bool failed = fails && number == 2 && n > 0;
         CHECK(reads[number].status.ok() != failed, number, n);
+        CHECK(reads[number].lost == range(1000, failed ? std::min(1000 + n, int64_t{2000}) : 1000), number, n);
         for (int64_t i = 0; i < n; ++i) {
           const bool there = number != 1 && 1000 + i < 2000 && !failed;
           CHECK(found[number][size_t(i)] == there, number, i);
@@ -471,8 +478,10 @@ void a_flipped_bit_is_seen_and_costs_no_other_block() {
   CHECK(found == 300 - 15, found);
   CHECK(status.message().find(".seg] the block at 8192 is not what was written there") != std::string::npos,
         status.message());
-  CHECK(status.message().find("15 keys: 30, 31, 32, 33, 34, 35, 36, 37, 38, 39 and 5 more.") != std::string::npos,
+  CHECK(status.message().find("15 keys: 30, 31, 32, 33, 34, 35, 36, 37, 38, 39 and 5 more. They are lost, the others "
+                              "are not. `erase` them") != std::string::npos,
         status.message());
+  CHECK(kept.lost == range(30, 45));
   CHECK(kept.store->stats().damaged == 1);
   // What is written anew, or erased, is as it should be.
   CHECK(kept.write(range(30, 40), 2).ok());
@@ -486,15 +495,74 @@ void a_cut_file_is_seen() {
   fs::resize_file(kept.files().at(0), 4096);
   Status status;
   CHECK(kept.check(range(0, 300), &status) == 15);
-  CHECK(status.message().find("The file was cut. Of what was asked for, it had the rows of 15 keys: ") !=
+  CHECK(status.message().find("cut. What was asked for and cannot be read are the rows of 285 keys: 15, 16, ") !=
             std::string::npos,
         status.message());
+  CHECK(kept.lost == range(15, 300));
   // So that those who are told can go on without them.
-  CHECK(kept.check({3, 40}, &status) == 1);
-  CHECK(status.message().find("1 key: 40. They are lost, others are not. `erase` these keys") != std::string::npos,
-        status.message());
+  CHECK(kept.check({40, 3, 40}, &status) == 1 && kept.lost == std::vector<int64_t>{40});
+  CHECK(status.message().find(" the rows of 1 key: 40. They are lost") != std::string::npos, status.message());
   kept.erase(range(15, 300));
   kept.check_all(300);
+}
+
+void all_that_a_call_cannot_read_is_told_at_once() {
+  Kept kept(256, int64_t{8} << 20, false);  // segments of 480 rows
+  const std::vector<int64_t> keys = range(0, 4800);
+  CHECK(kept.write(keys, 1).ok());
+  CHECK(kept.files().size() == 10, kept.files().size());
+  for (const int64_t number : {1, 3, 4}) fs::resize_file(folder() + "/store/" + std::to_string(number) + ".seg", 0);
+  flip(folder() + "/store/6.seg", 3 * 4096 + 5);
+  Faults::instance().inject({FileCall::read, "/8.seg", EIO, 0, int64_t{1} << 40});
+  const int64_t damaged = kept.store->stats().damaged;
+  Status status;
+  const int64_t found = kept.check(keys, &status);
+  Faults::instance().clear();
+  CHECK(found == 4800 - 4 * 480 - 15 && int64_t(kept.lost.size()) == 4800 - found, found, kept.lost.size());
+  CHECK(std::is_sorted(kept.lost.begin(), kept.lost.end(), std::less_equal<>()));
+  CHECK(kept.store->stats().damaged == damaged + 3 * 480 / 15 + 1, kept.store->stats().damaged);
+  const std::string& told = status.message();
+  CHECK(told.find("There are 2 more such files. What was asked for and cannot be read are the rows of 1935 keys: ") !=
+            std::string::npos,
+        told);
+  CHECK(told.find("Try again") < told.find("`erase` these") && told.find("disk's health") != std::string::npos &&
+            told.find("Let nothing else write") != std::string::npos,
+        told);
+  // What comes back is not lost, and all that is lost is erased at once.
+  CHECK(kept.check(keys, &status) == 4800 - 3 * 480 - 15);
+  kept.erase(kept.lost);
+  kept.check_all(4800);
+  CHECK(kept.write(keys, 2).ok());
+  kept.check_all(4800);
+}
+
+void a_store_that_can_free_nothing_goes_on_once_what_is_lost_is_erased() {
+  Kept kept(256, int64_t{2} << 20, true);
+  const int64_t rows = kept.store->capacity();
+  std::vector<int64_t> keys = range(0, rows);
+  CHECK(kept.write(keys, 0).ok());
+  for (const std::string& file : kept.files()) fs::resize_file(file, 0);
+  std::mt19937_64 random(3);
+  Status status;
+  for (int64_t version = 1; version < 200 && status.ok(); ++version) {
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 200}, version);
+  }
+  CHECK(status.message().find("`erase` the keys that the table's `unreadable()` finds") != std::string::npos,
+        status.message());
+  std::string bytes(keys.size() * 256, 0);
+  const auto found = std::make_unique<bool[]>(keys.size());
+  std::vector<int64_t> lost;
+  CHECK(!kept.store->read(keys.data(), bytes.data(), found.get(), int64_t(keys.size()), &lost).ok());
+  CHECK(lost.size() > 100 && std::count(found.get(), found.get() + rows, true) + int64_t(lost.size()) == rows);
+  kept.erase(lost);
+  for (int64_t version = 200; version < 300; ++version) {
+    std::shuffle(keys.begin(), keys.end(), random);
+    status = kept.write({keys.begin(), keys.begin() + 200}, version);
+    CHECK(status.ok(), version, status.message());
+  }
+  CHECK(kept.write(keys, 300).ok());
+  kept.check_all(rows);
 }
 
 void a_damaged_segment_is_not_collected_away() {
@@ -663,6 +731,8 @@ int main() {
   shoal::several_stores_are_read_at_a_time_and_a_failure_is_its_own_store_s();
   shoal::a_flipped_bit_is_seen_and_costs_no_other_block();
   shoal::a_cut_file_is_seen();
+  shoal::all_that_a_call_cannot_read_is_told_at_once();
+  shoal::a_store_that_can_free_nothing_goes_on_once_what_is_lost_is_erased();
   shoal::a_damaged_segment_is_not_collected_away();
   shoal::a_segment_that_cannot_be_read_stops_no_other();
   shoal::a_block_that_cannot_be_read_keeps_no_other_from_being_collected();

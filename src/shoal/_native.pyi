@@ -352,9 +352,9 @@ class SsdStore:
 
     def stats(self) -> SsdStats: ...
 
-def read_together(reads: Sequence[tuple[SsdStore, int, int, int, int]]) -> list[int]:
+def read_together(reads: Sequence[tuple[SsdStore, int, int, int, int]]) -> list[int | Exception]:
     """
-    Read from several stores at a time, each as (store, address of keys, how many, address of rows, address of found); how many each has
+    Read from several stores at a time, each as (store, address of keys, how many, address of rows, address of found); how many each has, or the exception of one that failed
     """
 
 class DramStore:

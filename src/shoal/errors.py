@@ -16,7 +16,24 @@
 
 `except ShoalError` catches them all; the built-in class in brackets is a base too, so that code which knows nothing of
 Shoal catches what it would expect. Messages read "[where] what was wanted; got what came. What to do."
+
+A `StorageError` of a table's tier has the table's name, `table`. Where rows on an `Ssd` cannot be read, it also has
+`keys`: all keys of the call whose rows these are, int64 in ascending order, on the table's device. In all other cases
+both are None. Whoever can do without the rows goes on by
+
+    except StorageError as error:
+        if error.keys is None:
+            raise
+        bags.table(error.table).erase(error.keys)
+
+and makes the call again: it has changed nothing. Where the disk may only have been away, try that alone first: what is
+erased does not come back. `bags.table(...).unreadable()` finds all such keys of a table.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "BackwardError",
@@ -81,6 +98,9 @@ class StateDictError(ShoalError, RuntimeError):
 
 class StorageError(ShoalError, OSError):
     """A file, a disk or a user's storage failed, or what is on it is not what was written."""
+
+    table: str | None = None
+    keys: "Tensor | None" = None
 
 
 class CheckpointError(ShoalError, RuntimeError):

@@ -1,6 +1,7 @@
 """Storages below a device that fail, and memory that ends: no row is wrong or lost, and training goes on."""
 
 import errno
+import os
 import threading
 
 import pytest
@@ -46,6 +47,34 @@ def test_training_goes_on_once_a_disk_works_again(form, call, error, faults, tmp
             assert_sound(pair.tiers)
         pair.step(batch, step)
     assert failed
+    for one, two in zip(pair.tiers.state_dict().values(), pair.whole.state_dict().values(), strict=True):
+        same(one, two)
+
+
+@ON_ONE_FORM
+def test_a_table_is_whole_again_once_what_is_unreadable_is_erased(form, tmp_path):
+    pair = Below(form, adam(), size="3KiB", below=Ssd(tmp_path, "16MiB"))
+    for step in range(5):
+        pair.step(random_kjt(["a"], bags=8, keys=200, seed=step), step)
+    name = next(iter(pair.tiers.tables()))
+    tables = [bags.table(name) for bags in (pair.tiers, pair.whole)]
+    assert tables[0].unreadable().tolist() == []
+    for segment in tmp_path.rglob("*.seg"):
+        os.truncate(segment, 0)
+    below = pair.tiers._group.tables[0].below
+    absent = tables[0].keys()[below.is_absent(tables[0].keys().cpu()).to(DEVICE)]
+    assert len(absent)
+    with pytest.raises(StorageError, match="The file was cut") as raised:
+        tables[0].lookup(absent[:7])
+    assert raised.value.table == name and torch.equal(raised.value.keys, absent[:7])
+    assert [table.erase(raised.value.keys) for table in tables] == [7, 7]
+    lost = tables[0].unreadable()
+    assert torch.equal(lost, absent[7:])  # what memory has is not lost, though its copy is
+    assert [table.erase(lost) for table in tables] == [len(lost)] * 2
+    assert_sound(pair.tiers)  # what differs from below, or is damaged there, will be written
+    for step in range(5, 9):
+        pair.step(random_kjt(["a"], bags=8, keys=200, seed=step), step)
+    assert tables[0].unreadable().tolist() == []
     for one, two in zip(pair.tiers.state_dict().values(), pair.whole.state_dict().values(), strict=True):
         same(one, two)
 

@@ -208,6 +208,34 @@ def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
     assert_same_rows(plain, ahead)
 
 
+def test_rows_that_are_lost_are_the_lookups_to_name_and_the_loop_goes_on_without_them(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    loader = iter(shoal.prefetch(batches(60), ahead, depth=3))
+    failures = 0
+    for step, one in enumerate(batches(60)):
+        two = next(loader)
+        if step == 30:
+            for segment in tmp_path.rglob("*.seg"):
+                os.truncate(segment, 0)
+        try:
+            out = ahead(two)
+        except StorageError as error:
+            failures += 1
+            assert torch.isin(error.keys, two.values()).all()
+            for module in (plain, ahead):
+                assert module.table(error.table).erase(error.keys) == len(error.keys)
+            out = ahead(two)
+        wanted = plain(one)
+        assert_equal_outputs([wanted, out], step)
+        backward(wanted, step)
+        backward(out, step)
+    assert failures >= 1
+    lost = ahead.table("t").unreadable()
+    for module in (plain, ahead):
+        assert module.table("t").erase(lost) == len(lost)
+    assert_same_rows(plain, ahead)
+
+
 def test_births_ask_a_storage_once(tmp_path):
     """What a storage of one's own does not have is known from staging: the lookup does not ask again."""
     asked = []

@@ -57,7 +57,8 @@ def test_a_read_that_fails_says_which_file_and_can_be_made_again(storage):
     _native.inject_fault(_native.FileCall.read, ".seg", errno.EIO)
     with pytest.raises(StorageError, match=r"\.seg\] reading 4096 bytes at \d+ failed: Input/output error") as raised:
         storage.read(keys)
-    assert re.search(r"the rows of \d+ keys: \d+, .* Try again, .* `erase` these keys", str(raised.value))
+    assert re.search(r"the rows of \d+ keys: \d+, .* Try again, .* Else `erase` these", str(raised.value))
+    assert 1 < len(raised.value.keys) < 1000
     assert torch.equal(storage.read(keys)[0], rows_of(keys))
 
 
@@ -72,11 +73,54 @@ def test_a_damaged_block_is_named_and_its_rows_can_be_written_anew(storage, tmp_
     with pytest.raises(StorageError, match=r"\.seg\] the block at 4096 is not what was written there") as all_of_them:
         storage.read(keys)
     assert storage.stats().damaged == 1
-    few = int(re.search(r"keys: (\d+), ", str(all_of_them.value))[1])
-    with pytest.raises(StorageError, match=rf"1 key: {few}\. .*`erase` these keys"):
-        storage.read(torch.tensor([0, few]))
+    lost = all_of_them.value.keys
+    assert f"the rows of {len(lost)} keys: {lost[0]}, {lost[1]}, " in str(all_of_them.value)
+    with pytest.raises(StorageError, match=rf"1 key: {lost[3]}\. They are lost, the others are not\. `erase` them"):
+        storage.read(torch.tensor([int(lost[-1]) + 1, lost[3]]))
+    others = keys[~torch.isin(keys, lost)]
+    assert torch.equal(storage.read(others)[0], rows_of(others))
     storage.write(keys, rows_of(keys, 2))
     assert torch.equal(storage.read(keys)[0], rows_of(keys, 2))
+
+
+def test_an_error_has_all_keys_of_its_call_that_cannot_be_read(storage, tmp_path):
+    keys = torch.arange(20_000)
+    storage.write(keys, rows_of(keys))
+    for number, file in enumerate(files(tmp_path)[:5]):
+        os.truncate(file, number * 4096)
+    with pytest.raises(StorageError, match=r"The file was cut\..* There are 2 more such files\.") as raised:
+        storage.read(keys.flip(0))
+    lost, left = raised.value.keys, storage.stats().rows
+    assert lost.dtype == torch.int64 and torch.equal(lost, torch.unique(lost)) and len(lost) > 5000
+    assert raised.value.table is None
+    assert storage.erase(lost) == len(lost)
+    rows, found = storage.read(keys)
+    assert torch.equal(keys[~found], lost) and torch.equal(rows[found], rows_of(keys[found]))
+    assert storage.stats().rows == left - len(lost)
+
+
+def test_of_several_that_are_read_together_each_has_its_own_error(tmp_path):
+    storages = [SsdStorage(str(tmp_path / name), 64, 8 << 20) for name in ("one", "two", "three")]
+    for count in (200, 2000):  # by one thread, and by several
+        keys = torch.arange(count)
+        for storage in storages:
+            storage.write(keys, rows_of(keys))
+        for name in ("two", "three"):
+            for file in (tmp_path / name).glob("*.seg"):
+                os.truncate(file, 0)
+        one, two, three = SsdStorage.read_together(storages, [keys, keys[10:20], keys[::2]])
+        assert one.found.all() and torch.equal(one.rows, rows_of(keys)) and one.has == count
+        assert isinstance(two, StorageError) and "/two/" in str(two) and torch.equal(two.keys, keys[10:20])
+        assert isinstance(three, StorageError) and "/three/" in str(three) and torch.equal(three.keys, keys[::2])
+
+
+def test_rows_that_the_system_has_no_means_to_ask_for_are_not_named_as_lost(storage):
+    keys = torch.arange(1000)
+    storage.write(keys, rows_of(keys))
+    _native.inject_fault(_native.FileCall.read, ".seg", errno.EMFILE, 3, 1)
+    with pytest.raises(StorageError, match="ulimit -n") as raised:
+        storage.read(keys)
+    assert raised.value.keys is None
 
 
 def test_a_directory_has_one_owner_which_others_are_told(storage, tmp_path):

@@ -32,6 +32,7 @@ def test_an_empty_table():
     assert item.scores([]).tolist() == []
     assert {name: tuple(values.shape) for name, values in item.state([]).items()} == {"sum": (0, 1)}
     assert item.erase([]) == 0
+    assert item.unreadable().tolist() == []
     item.assign([], torch.empty(0, 4))
     assert repr(item) == "<table 'item': 0 rows of dim 4>"
 

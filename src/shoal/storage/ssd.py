@@ -63,7 +63,7 @@ class SsdStorage(Storage):
         return self._store.capacity
 
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of keys, and whether each has one."""
+        """The rows of keys, and whether each has one. Where some cannot be read, the error's `keys` are these."""
         self._check(keys)
         rows = empty_packed(len(keys), self.row_bytes)
         found = torch.empty(len(keys), dtype=torch.bool, device="cpu")
@@ -71,8 +71,8 @@ class SsdStorage(Storage):
         return rows, found
 
     @staticmethod
-    def read_together(storages: "Sequence[SsdStorage]", keys: Sequence[Tensor]) -> list[Answer]:
-        """The same from several storages at a time, from each its own keys.
+    def read_together(storages: "Sequence[SsdStorage]", keys: Sequence[Tensor]) -> list[Answer | Exception]:
+        """The same from several storages at a time, from each its own keys; what one would raise is its answer.
 
         Tensors go to the core as addresses: converting them would take as long as reading a few rows of each.
         """
@@ -85,7 +85,10 @@ class SsdStorage(Storage):
             answers.append((rows, found))
             reads.append((storage._store, some.data_ptr(), len(some), rows.data_ptr(), found.data_ptr()))
         have = _native.read_together(reads)
-        return [Answer(rows, found, has) for (rows, found), has in zip(answers, have, strict=True)]
+        return [
+            Answer(rows, found, has) if isinstance(has, int) else has
+            for (rows, found), has in zip(answers, have, strict=True)
+        ]
 
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row; nothing is read for it."""

@@ -23,6 +23,8 @@ _SCORE_BYTES = 8
 # Rows that are read ahead may take this part of the table's memory beside it, and no more than so many bytes.
 _AHEAD_PART = 4
 _MOST_AHEAD_BYTES = 16 << 20
+# Of rows that are read at a time only to see whether they can be.
+_TRY_BYTES = 8 << 20
 
 
 def packed_bytes(config: Table) -> int:
@@ -30,6 +32,7 @@ def packed_bytes(config: Table) -> int:
     return config.row_bytes + _SCORE_BYTES
 
 
+_HOST = torch.device("cpu")
 # What many have most of the time. Made once: a batch has one of each for every table.
 _NO_KEYS = torch.empty(0, dtype=torch.int64, device="cpu")
 _NOTHING = Answer(
@@ -143,11 +146,14 @@ _registering = threading.Lock()
 
 
 class Below:
-    """The lowest tier of one table. The table's lock covers its methods, but for `read`, which any thread may call, and
-    `write`, which one may call meanwhile if it took `writing` before it let the lock go."""
+    """The lowest tier of one table. The table's lock covers its methods, but for `read` and `unreadable`, which any
+    thread may call, and `write`, which one may call meanwhile if it took `writing` before it let the lock go.
 
-    def __init__(self, config: Table, folder: str) -> None:
+    device: where whoever hears of an error wants its keys."""
+
+    def __init__(self, config: Table, folder: str, device: torch.device = _HOST) -> None:
         self.row_bytes = packed_bytes(config)
+        self._device = device
         self._name = config.name
         tier = (config.tiers or (None,))[-1]
         self.capacity: int | None = None
@@ -199,11 +205,29 @@ class Below:
         """The same for several tables at a time. REQUIRES: all are disks."""
         begin = time.perf_counter()
         storages = [below.storage for below in belows if isinstance(below.storage, SsdStorage)]
-        answers = SsdStorage.read_together(storages, keys)
+        answers: list[Answer] = []
+        for below, answer in zip(belows, SsdStorage.read_together(storages, keys), strict=True):
+            if isinstance(answer, Exception):
+                with below._named("read"):
+                    raise answer
+            answers.append(answer)
         seconds = (time.perf_counter() - begin) / len(belows)
         for below, some, answer in zip(belows, keys, answers, strict=True):
             below._count(len(some), answer.has, seconds)
         return answers
+
+    def unreadable(self, keys: Tensor) -> Tensor:
+        """Of keys, all different, those whose rows the storage has and cannot read now, in ascending order."""
+        lost = [_NO_KEYS]
+        for some in keys.sort().values.split(max(_TRY_BYTES // self.row_bytes, 1)):
+            try:
+                with self._named("read"):
+                    self.storage.read(some)
+            except StorageError as error:
+                if error.keys is None:
+                    raise
+                lost.append(error.keys.cpu())
+        return torch.cat(lost)
 
     def _count(self, asked: int, has: int, seconds: float) -> None:
         with self._counting:
@@ -324,6 +348,9 @@ class Below:
         try:
             yield
         except Exception as error:
+            if isinstance(error, StorageError):
+                error.table = self._name
+                error.keys = None if error.keys is None else error.keys.to(self._device)
             if not isinstance(error, ShoalError):  # ours say so themselves
                 error.add_note(
                     f"[table {self._name!r}] raised by its lowest tier: {type(self.storage).__name__}.{call}."

@@ -55,7 +55,7 @@ class DeviceBelow:
 
     def __init__(self, rows: DeviceRows, number: int, changes: Changes, folder: str, counters: Counters) -> None:
         self.config: Table = rows.configs[number]
-        self.below = Below(self.config, folder)
+        self.below = Below(self.config, folder, rows.device)
         self._away = len(self.below.storage)
         # The storage failed, and then did not say what it had done: who asks for the number of rows counts them.
         self._is_miscounted = False
@@ -361,6 +361,11 @@ class DeviceBelow:
         rows, found, _has = self.below.read(distinct)
         has = found[inverse]
         return at.cpu()[has], rows[inverse[has]]
+
+    def lost(self, keys: Tensor) -> Tensor:
+        """Of keys of the host whose rows could not be read, those that have no other row and still cannot be."""
+        self._mark_unsaved(keys.to(self._rows.device))
+        return self.below.unreadable(keys[self.is_absent(keys)])
 
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row below."""

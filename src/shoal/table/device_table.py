@@ -14,6 +14,7 @@ from shoal.errors import CapacityError
 from shoal.metrics import Counters
 from shoal.records import Rows
 from shoal.storage.hbm import CHANGED_FLAG, CHANGED_FLAGS, ERASED_FLAG
+from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats, TierStats
 from shoal.table.device_below import DeviceBelow
@@ -65,6 +66,16 @@ class DeviceTable:
             return keys.sort().values
         everywhere: Tensor = torch.unique(torch.cat([keys, self.below.below.storage.keys().to(keys.device)]))
         return everywhere
+
+    @property
+    def lowest(self) -> Below | None:
+        """What the table has below its memory, if anything."""
+        return None if self.below is None else self.below.below
+
+    def lost(self, keys: Tensor) -> Tensor:
+        """Of keys whose rows below could not be read, those that have no other row and still cannot be."""
+        assert self.below is not None
+        return self.below.lost(keys)
 
     def _find(self, keys: Tensor) -> Tensor:
         return self._rows.find_rows(self._number, keys)

@@ -17,6 +17,7 @@ from shoal import _native
 from shoal.config import Table
 from shoal.errors import DeviceError, ForkError, InputError, OutOfMemoryError
 from shoal.records import Rows
+from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
 from shoal.table.lease import Leases
@@ -179,6 +180,14 @@ class GroupTable(Protocol):
 
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
+
+    @property
+    def lowest(self) -> Below | None:
+        """What the table has below its memory, if anything."""
+
+    def lost(self, keys: Tensor) -> Tensor:
+        """Of distinct keys of the host, whose rows below could not be read, those that have no other row and still
+        cannot be; in ascending order. Rows of the others are written anew when they leave memory."""
 
     def compact(self, work: int) -> None:
         """Between leases, give memory of erased rows back."""

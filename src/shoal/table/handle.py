@@ -83,6 +83,24 @@ class TableHandle:
         with self._group.writing():
             return self._group.erase(self._number, wanted)
 
+    def unreadable(self) -> Tensor:
+        """The keys, in ascending order, whose rows the tier below memory has and cannot read now: `erase` them, and the
+        table is whole again. None where there is no such tier.
+
+        It reads all that is there, while others use the table, and changes nothing. Rows that memory has, too, are not
+        lost: where their copy below is damaged, they are written anew when they leave memory. A disk that is only away
+        makes all its rows unreadable: try again before you erase them.
+        """
+        with self._group.reading():
+            lowest = self._table.lowest
+            keys = torch.empty(0, dtype=torch.int64, device="cpu") if lowest is None else lowest.storage.keys()
+        if lowest is not None:
+            keys = lowest.unreadable(keys)
+        if len(keys):
+            with self._group.writing():
+                keys = self._table.lost(keys)
+        return keys.to(self._group.device)
+
     def stats(self) -> TableStats:
         """Rows, bytes, step and counters as they are now."""
         with self._group.reading():

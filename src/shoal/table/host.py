@@ -15,6 +15,7 @@ from shoal.ops.birth import birth, native_init
 from shoal.records import Rows, join
 from shoal.storage import Answer, DramStorage
 from shoal.table.arrivals import Arrivals, arriving
+from shoal.table.below import Below
 from shoal.table.content import TableContent, TableStats, TierStats
 from shoal.table.host_memory import HostMemory
 
@@ -224,6 +225,19 @@ class HostTable(HostMemory):
         return (memory,) if self.below is None else (memory, self.below.stats())
 
     # ---- rows by key
+
+    @property
+    def lowest(self) -> Below | None:
+        """What the table has below its memory, if anything."""
+        return self.below
+
+    def lost(self, keys: Tensor) -> Tensor:
+        """Of keys whose rows below could not be read, those that have no other row and still cannot be."""
+        assert self.below is not None
+        slots = self.find(keys)
+        absent = slots == NO_SLOT
+        self.storage.set_dirty(slots[~absent], True)
+        return self.below.unreadable(keys[absent])
 
     def _absent(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
         """Of keys that are not in memory and are below: where they stand, and their rows."""
