@@ -689,6 +689,26 @@ sys.exit(os.waitstatus_to_exitcode(ended[1]) if ended[0] else 2)
     assert ends(program) == 7
 
 
+@pytest.mark.parametrize("started", [0, 1, 3])
+def test_threads_that_cannot_be_started_leave_none_behind(started, tmp_path, monkeypatch):
+    ahead = spilling("ssd", tmp_path)
+    start, left = threading.Thread.start, started
+
+    def refusing(thread):
+        nonlocal left
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left -= 1
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refusing)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            next(iter(shoal.prefetch(batches(5), ahead)))
+    assert is_quiet() and staged(ahead) == ({}, {})
+    train(ahead, shoal.prefetch(batches(5), ahead))
+
+
 class Slow:
     """A batch on its way that takes its time to be found, by a thread."""
 

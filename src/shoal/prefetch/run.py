@@ -121,8 +121,12 @@ class Run(Generic[BatchT]):
         self._threads = [
             threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True) for name, work in works
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # the system has no more of them, say: those that it gave would wait for ever
+            self.close()
+            raise
 
     @property
     def _lines(self) -> "tuple[_Line[BatchT], ...]":
@@ -241,7 +245,8 @@ class Run(Generic[BatchT]):
 
     @staticmethod
     def _join(thread: threading.Thread, seconds: float) -> None:
-        if thread is not threading.current_thread():  # who collects garbage may be any of them
+        # Who collects garbage may be any of them, and one that could not be started cannot be waited for.
+        if thread is not threading.current_thread() and thread.is_alive():
             thread.join(seconds)
 
     def _let_go(self) -> None:
