@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from batches import assert_same_rows, kjt
@@ -275,7 +276,8 @@ def test_tables_that_are_all_in_memory_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"depth": 0}, {"depth": "2"}, {"bags": torch.nn.Linear(1, 1)}, {"features": 3}, {"loader": 3}]
+    "wrong",
+    [{"depth": 0}, {"depth": "2"}, {"depth": True}, {"bags": torch.nn.Linear(1, 1)}, {"features": 3}, {"loader": 3}],
 )
 def test_wrong_arguments(wrong):
     settings = {"loader": [], "bags": collection([TABLE])} | wrong
@@ -283,11 +285,22 @@ def test_wrong_arguments(wrong):
         shoal.prefetch(**settings)
 
 
+def test_any_integer_is_a_depth():
+    bags = collection([TABLE])
+    train(bags, shoal.prefetch(batches(3), bags, depth=np.int64(2)))
+
+
+def test_a_batch_of_features_and_labels_is_told_of_features():
+    bags = collection([TABLE])
+    with pytest.raises(InputError, match=r"got a tuple of 2\. Pass prefetch\(\.\.\., features=a function"):
+        list(shoal.prefetch([(batch, "labels") for batch in batches(2)], bags))
+
+
 def test_what_the_users_function_raises_comes_to_the_loop():
     bags = collection([TABLE])
     with pytest.raises(KeyError, match="ids"):
         list(shoal.prefetch([{"id": batch} for batch in batches(2)], bags, features=lambda batch: batch["ids"]))
-    with pytest.raises(InputError, match="one for each of the 1 collections; got 2"):
+    with pytest.raises(InputError, match="one for each of the 1 collections; got a tuple of 2"):
         list(shoal.prefetch(batches(2), bags, features=lambda batch: (batch, "labels")))
 
 

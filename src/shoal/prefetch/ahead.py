@@ -6,11 +6,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from shoal.config.checked import integer
 from shoal.errors import ConfigError, InputError, ShoalError
 from shoal.prefetch.run import Run
 from shoal.table import Staging
 
 BatchT = TypeVar("BatchT")
+
+_WHAT_TO_PASS = "Pass prefetch(..., features=a function that finds it in a batch), such as lambda batch: batch[0]."
 
 
 class Stages(Protocol):
@@ -91,13 +94,13 @@ class Prefetch(Generic[BatchT]):
         if len(each) != len(self._bags):
             raise InputError(
                 f"[prefetch] features: wanted a KeyedJaggedTensor, or a list with one for each of the "
-                f"{len(self._bags)} collections; got {len(each)}."
+                f"{len(self._bags)} collections; got a {type(found).__name__} of {len(each)}. {_WHAT_TO_PASS}"
             )
         for features in each:
             if not callable(getattr(features, "lengths", None)):
                 raise InputError(
                     f"[prefetch] features: wanted the KeyedJaggedTensor that a collection will be called with; got "
-                    f"{type(features).__name__}. Pass prefetch(..., features=a function that finds it in a batch)."
+                    f"{type(features).__name__}. {_WHAT_TO_PASS}"
                 )
         parts: list[Staging] = []
         try:
@@ -125,7 +128,9 @@ def prefetch(
         its budget (`ahead_bytes` in `stats()`). Once they take a quarter of it, only the next batch is read.
 
     The loader runs in a thread, ahead of the loop, by `depth` batches and, where tables are in host memory, one more:
-    one that draws from torch's global generator draws before the loop does. Give it a generator of its own.
+    one that draws from torch's global generator draws before the loop does. Give it a generator of its own. Whoever
+    leaves the loop early loses what was taken from the loader ahead, if that cannot be iterated over again; and waits
+    for a loader that is at work on a batch, up to ten seconds.
 
     For collections on a GPU, batches of the host are moved there, in place. The loader runs in a thread, and its work
     on the GPU on a stream of its own; the loop's stream waits for the batch it is given.
@@ -135,8 +140,7 @@ def prefetch(
         raise ConfigError(
             f"[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, or several; got {bags!r}."
         )
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-        raise ConfigError(f"[prefetch] depth: wanted an integer >= 1; got {depth!r}.")
+    depth = integer("prefetch", "depth", depth, low=1)
     if features is not None and not callable(features):
         raise ConfigError(f"[prefetch] features: wanted a function of a batch; got {features!r}.")
     if not isinstance(loader, Iterable):
