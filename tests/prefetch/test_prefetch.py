@@ -17,6 +17,7 @@ import shoal
 from shoal import _native
 from shoal.errors import CapacityError, ConfigError, InputError, StorageError
 from shoal.storage import MemoryStorage
+from shoal.table.readers import Readers
 from shoal.table.staging import HostStaging
 
 pytestmark = pytest.mark.threads
@@ -269,6 +270,41 @@ def test_features_are_found_in_the_batch_for_several_collections(tmp_path):
     assert one._group.tables[0].fetched == two._group.tables[0].fetched == 0
 
 
+def test_collections_are_read_beside_each_other():
+    both_read = threading.Barrier(2)
+
+    class Remote(MemoryStorage):
+        def read(self, keys):
+            if threading.current_thread() is not threading.main_thread():
+                both_read.wait(30)
+            return super().read(keys)
+
+    both = [collection([TABLE], [shoal.Dram("1MiB"), Remote]) for _ in range(2)]
+    unseen = [kjt({"t": [range(50 * n, 50 * n + 50)]}) for n in range(10)]
+    for step, batch in enumerate(shoal.prefetch(unseen, both, depth=1)):  # one batch is read at a time
+        for bags in both:
+            backward(bags(batch), step)
+    assert not both_read.broken
+
+
+def test_a_batch_that_waits_for_one_collections_memory_takes_none_of_anothers(tmp_path):
+    class Full(Stages):
+        def may_read(self, is_first):
+            return is_first
+
+    one = spilling("memory", tmp_path)
+    part = one.stage(batches(1)[0])
+    part.find(1)
+    together = sys.modules["shoal.prefetch.ahead"]._Together
+    both = together([part, Full()], Readers(1))
+    assert not both.may_read(is_first=False)
+    assert one.stats()["t"].tiers[-1].ahead_bytes == 0
+    assert both.may_read(is_first=True)
+    both.expect()
+    assert one.stats()["t"].tiers[-1].ahead_bytes > 0
+    both.release()
+
+
 def test_tables_that_are_all_in_memory_are_left_alone():
     bags = collection([TABLE])
     assert bags.stage(batches(1)[0]) is None
@@ -414,6 +450,9 @@ class Stages:
             raise self.error
         self.staged += 1
         return self
+
+    def expect(self):
+        pass
 
     def read(self):
         if self.at == "read":
@@ -736,6 +775,9 @@ class Slow:
 
     def may_read(self, is_first):
         return is_first
+
+    def expect(self):
+        pass
 
     def read(self):
         self.calls.append("read")

@@ -73,6 +73,9 @@ class Journey:
     def may_read(self, is_first):
         return is_first or self.course.leaves_memory
 
+    def expect(self):
+        pass
+
     def read(self):
         self._begin("read")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -10,10 +11,13 @@ from shoal.config.checked import integer
 from shoal.errors import ConfigError, InputError, ShoalError
 from shoal.prefetch.run import Run
 from shoal.table import Staging
+from shoal.table.readers import Readers
 
 BatchT = TypeVar("BatchT")
 
 _WHAT_TO_PASS = "Pass prefetch(..., features=a function that finds it in a batch), such as lambda batch: batch[0]."
+# Threads that read for second and further collections: of up to eight batches, mostly of two or three collections.
+_MOST_READERS = 16
 
 
 class Stages(Protocol):
@@ -30,8 +34,9 @@ class Stages(Protocol):
 class _Together:
     """One batch on its way to several collections."""
 
-    def __init__(self, parts: Sequence[Staging]) -> None:
+    def __init__(self, parts: Sequence[Staging], readers: Readers) -> None:
         self._parts = parts
+        self._readers = readers
         self.waits = any(part.waits for part in parts)
         self.in_loop = all(part.in_loop for part in parts)
 
@@ -42,9 +47,16 @@ class _Together:
     def may_read(self, is_first: bool) -> bool:
         return all(part.may_read(is_first) for part in self._parts)
 
-    def read(self) -> None:
+    def expect(self) -> None:
         for part in self._parts:
-            part.read()
+            part.expect()
+
+    def read(self) -> None:
+        if self.waits:  # beside each other: storages may be far away
+            self._readers.map(lambda part: part.read(), self._parts)
+        else:
+            for part in self._parts:
+                part.read()
 
     def has_room(self) -> bool:
         return all(part.has_room() for part in self._parts)
@@ -77,7 +89,8 @@ class Prefetch(Generic[BatchT]):
 
     def __iter__(self) -> Iterator[BatchT]:
         devices = {bags.device: None for bags in self._bags if bags.device.type == "cuda"}
-        run = Run(iter(self._loader), self._stage, self._depth, list(devices))
+        stage = partial(self._stage, Readers(_MOST_READERS))
+        run = Run(iter(self._loader), stage, self._depth, list(devices))
         try:
             while True:
                 try:
@@ -88,7 +101,7 @@ class Prefetch(Generic[BatchT]):
         finally:
             run.close()
 
-    def _stage(self, batch: BatchT) -> Staging | None:
+    def _stage(self, readers: Readers, batch: BatchT) -> Staging | None:
         found = batch if self._features is None else self._features(batch)
         each = list(found) if isinstance(found, (list, tuple)) else [found] * len(self._bags)
         if len(each) != len(self._bags):
@@ -112,7 +125,7 @@ class Prefetch(Generic[BatchT]):
             for part in parts:
                 part.release()
             raise
-        return _Together(parts) if parts else None
+        return _Together(parts, readers) if parts else None
 
 
 def prefetch(

@@ -405,6 +405,8 @@ class Run(Generic[BatchT]):
 
         with self._lock:
             self._tried.wait_for(has_memory)
+            if (placed := ahead.placed) is not None:
+                placed.expect()
             return not self._is_closed
 
     def _work(self, ahead: _Ahead[BatchT], work: Callable[[Staging], None]) -> None:

@@ -122,16 +122,13 @@ class Staged:
 
 
 def may_read_ahead(asked: "Sequence[tuple[Below, Staged, int | None]]", is_first: bool) -> bool:
-    """Whether a batch's rows may be read now, beside those that others read and that have no place yet; then they
-    count. `asked`: of each table what is below, what is asked, and the bytes of its memory. The first batch in line
-    always may, or nobody would."""
-    if not is_first:
-        for below, staged, budget in asked:
-            if len(staged.keys) and budget is not None and below.ahead_bytes - staged.bytes > budget // _AHEAD_PART:
-                return False
-    for below, staged, _budget in asked:
-        staged.expect(below.row_bytes)
-    return True
+    """Whether a batch's rows may be read now, beside those that others read and that have no place yet. `asked`: of
+    each table what is below, what is asked, and the bytes of its memory. The first batch in line always may, or nobody
+    would."""
+    return is_first or not any(
+        len(staged.keys) and budget is not None and below.ahead_bytes - staged.bytes > budget // _AHEAD_PART
+        for below, staged, budget in asked
+    )
 
 
 # All that are in use: a storage is one table's.
