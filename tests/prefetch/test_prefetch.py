@@ -16,6 +16,7 @@ from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skew
 import shoal
 from shoal import _native
 from shoal.errors import CapacityError, ConfigError, InputError, StorageError
+from shoal.prefetch import PrefetchWarning
 from shoal.storage import MemoryStorage
 from shoal.table.readers import Readers
 from shoal.table.staging import HostStaging
@@ -182,6 +183,7 @@ def test_a_batch_too_large_for_memory(tmp_path):
             ahead(batch)
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.prefetch.PrefetchWarning")
 @pytest.mark.parametrize("call", [_native.FileCall.read, _native.FileCall.write])
 def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
     plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
@@ -207,6 +209,30 @@ def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
     finally:
         _native.clear_faults()
     assert failures >= 1
+    assert_same_rows(plain, ahead)
+
+
+class OneThread(MemoryStorage):
+    """Serves the thread that made it, as sqlite3 does by default."""
+
+    def read(self, keys):
+        if threading.current_thread() is not threading.main_thread():
+            raise ConnectionError("made in another thread")
+        return super().read(keys)
+
+
+def test_a_storage_that_fails_ahead_is_told_of_once_a_loop_and_counted():
+    plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), OneThread])
+    for loop in range(2):
+        wanted = train(plain, batches(20, seed=loop))
+        with pytest.warns(PrefetchWarning) as told:
+            got = train(ahead, shoal.prefetch(batches(20, seed=loop), ahead))
+        assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+        assert len(told) == 1 and told[0].filename == __file__
+        said = str(told[0].message)
+        assert "ConnectionError: made in another thread; [table 't'] raised by its lowest tier: OneThread.read" in said
+        assert "lookup brings them itself" in said
+    assert ahead.stats()["t"].tiers[-1].failures > 20
     assert_same_rows(plain, ahead)
 
 
@@ -391,7 +417,8 @@ def test_a_storage_that_wants_to_end_the_thread(where):
 
     plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), Ending])
     wanted = train(plain, batches(30))
-    got = train(ahead, shoal.prefetch(batches(30), ahead))
+    with pytest.warns(PrefetchWarning, match="could not be brought ahead: SystemExit"):
+        got = train(ahead, shoal.prefetch(batches(30), ahead))
     assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
     assert_same_rows(plain, ahead)
 

@@ -145,6 +145,9 @@ def prefetch(
     leaves the loop early loses what was taken from the loader ahead, if that cannot be iterated over again; and waits
     for a loader that is at work on a batch, up to ten seconds.
 
+    A storage that fails ahead of a lookup does not end the loop: the lookup asks it again. A PrefetchWarning tells of
+    the first time, and `failures` in `stats()` counts them.
+
     For collections on a GPU, batches of the host are moved there, in place. The loader runs in a thread, and its work
     on the GPU on a stream of its own; the loop's stream waits for the batch it is given.
     """

@@ -6,7 +6,7 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ class Below:
         self.writing = threading.Lock()
         self._counting = threading.Lock()
         self._budget = tier.bytes if isinstance(tier, Ssd) else None
-        self._asked = self._found = self._written = self._reads = self._writes = 0
+        self._asked = self._found = self._written = self._reads = self._writes = self._failures = 0
         self._read_seconds = self._write_seconds = 0.0
 
     def read(self, keys: Tensor) -> Answer:
@@ -193,7 +193,10 @@ class Below:
         """The same for several tables at a time. REQUIRES: all are disks."""
         begin = time.perf_counter()
         storages = [below.storage for below in belows if isinstance(below.storage, SsdStorage)]
-        answers = SsdStorage.read_together(storages, keys)
+        with ExitStack() as each:
+            for below in belows:
+                each.enter_context(below._named("read"))
+            answers = SsdStorage.read_together(storages, keys)
         seconds = (time.perf_counter() - begin) / len(belows)
         for below, some, answer in zip(belows, keys, answers, strict=True):
             below._count(len(some), answer.has, seconds)
@@ -307,6 +310,7 @@ class Below:
             written_bytes=disk.written_bytes + disk.collected_bytes if disk else self._written * self.row_bytes,
             reads=self._reads,
             writes=self._writes,
+            failures=self._failures,
             read_seconds=self._read_seconds,
             write_seconds=self._write_seconds,
             ahead_bytes=self.ahead_bytes,
@@ -314,10 +318,12 @@ class Below:
 
     @contextmanager
     def _named(self, call: str) -> Iterator[None]:
-        """Say whose storage it was that raised."""
+        """Count calls that raise, and say whose storage it was."""
         try:
             yield
         except Exception as error:
+            with self._counting:
+                self._failures += 1
             if not isinstance(error, ShoalError):  # ours say so themselves
                 error.add_note(
                     f"[table {self._name!r}] raised by its lowest tier: {type(self.storage).__name__}.{call}."
