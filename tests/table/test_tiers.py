@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import shoal
 from shoal import _native
 from shoal.errors import CapacityError, ConfigError, StorageError
 from shoal.storage import MemoryStorage
+from shoal.table import host_memory
 
 KINDS = ("ssd", "memory")
 OPTIMIZERS = [
@@ -152,6 +154,29 @@ def test_rows_that_did_not_change_are_not_written_again(tmp_path):
             bags(kjt({"t": [list(range(first, first + 100))]}))
     assert tier(bags, 0).demotions == written
     assert tier(bags, 0).promotions > 5000 and tier(bags, 0).dirty == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.prefetch.PrefetchWarning")
+@pytest.mark.parametrize("ahead", [False, True])
+def test_demotions_are_the_rows_that_were_written_below(ahead, monkeypatch):
+    written = []
+
+    class Counting(MemoryStorage):
+        def write(self, keys, rows):
+            if len(written) == 30:
+                written.append(0)
+                raise ConnectionError("once")
+            super().write(keys, rows)
+            written.append(len(keys))
+
+    monkeypatch.setattr(host_memory, "_WRITE_BYTES", 400)  # so that a part was written when it fails
+    bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), Counting])
+    generator = torch.Generator().manual_seed(0)
+    some = [skewed_kjt(("t",), generator) for _ in range(60)]
+    for batch in shoal.prefetch(some, bags) if ahead else some:
+        with suppress(ConnectionError):
+            bags(batch).values().sum().backward()
+    assert len(written) > 31 and tier(bags, 0).demotions == sum(written)
 
 
 def test_what_was_used_lately_stays(tmp_path):

@@ -259,6 +259,7 @@ class HostMemory:
             keys = leaving.keys[done : done + len(rows)]
             self.below.spoil(keys)
             self.below.write(keys, rows)
+            self._demotions += len(rows)
             done += len(rows)
         leaving.is_written = True
 
@@ -281,7 +282,6 @@ class HostMemory:
         if leaving not in self._leaving:
             return
         self._leaving.remove(leaving)
-        self._demotions += leaving.dirty
         keys, slots = leaving.keys, leaving.slots
         with self.indexes.alone():  # nobody finds meanwhile
             held = self.pins(staged=not leaving.forced, finding=True).has(slots) | self.storage.is_dirty(slots)
