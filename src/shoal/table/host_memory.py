@@ -58,7 +58,7 @@ def _require_a_row(config: Table, budget: int | None) -> None:
     if budget is not None and budget < (needed := _bytes_for(config, 1) + _SPILL_BYTES):
         raise ConfigError(
             f"[Table {config.name!r}] tiers: wanted memory for a row and the index, which take {needed} bytes; got "
-            f"Dram({budget}). Raise it, to what a batch brings at least."
+            f"Dram({budget}). Raise it: the rows of a batch have to fit."
         )
 
 
