@@ -62,6 +62,14 @@ class SqliteStorage(shoal.Storage):
         with self._lock:
             return int(self._base.execute("SELECT count(*) FROM rows").fetchone()[0])
 
+    def clear(self) -> None:  # for a load: without it, the keys would be erased one by one
+        with self._lock, self._base:
+            self._base.execute("DELETE FROM rows")
+
+    def flush(self) -> None:  # the calls above commit; a store that gathers what is written sends it here
+        with self._lock:
+            self._base.commit()
+
     def close(self) -> None:
         with self._lock:
             self._base.close()

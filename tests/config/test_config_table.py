@@ -1,6 +1,7 @@
 """Table and Feature."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from shoal.config import (
     Normal,
     PartialRowwiseAdam,
     RowwiseAdagrad,
+    Ssd,
     Table,
     Uniform,
     Zeros,
@@ -146,6 +148,22 @@ def test_tiers_are_a_list_of_different_kinds():
             Table("user", 8, tiers=bad)
     with pytest.raises(ConfigError, match="each kind of tier once"):
         Table("user", 8, tiers=[Dram("1GiB"), Dram("2GiB")])
+
+
+def a_storage(_row_bytes):
+    return None
+
+
+@pytest.mark.parametrize("others", [[a_storage], [Ssd("/nvme", "1GiB")]])
+def test_only_one_tier_is_the_lowest(others):
+    with pytest.raises(ConfigError, match=r"tiers: wanted one lowest tier, .*; got \[.*\]\. Keep one"):
+        Table("user", 8, tiers=[Dram("1GiB"), *others, Ssd("/nvme", "1GiB")])
+
+
+@pytest.mark.parametrize("path", ["", "/nvme\0/shoal", Path("/nvme\0"), b"/nvme", 3, None])
+def test_what_is_no_path_of_a_folder_is_refused(path):
+    with pytest.raises(ConfigError, match=r"\[Ssd\] path: wanted the path of a folder.*; got "):
+        Ssd(path, "1GiB")
 
 
 @pytest.mark.parametrize("optimizer", ["adam", SGD, torch.optim.SGD, 0.1])

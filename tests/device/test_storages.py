@@ -138,7 +138,9 @@ def test_memory_too_small_for_what_is_at_work_is_an_error_and_changes_nothing(fo
     pair = Below(form, adam(), size="3KiB")
     many = pair.stats(-2).capacity
     pair.step(kjt({"a": [list(range(many))]}))
-    with pytest.raises(CapacityError, match=r"this batch brings \d+ that are not there. Raise \w+\(\.\.\.\)"):
+    with pytest.raises(
+        CapacityError, match=r"this batch brings \d+ that are not there. Raise it to \w+\(\d+\) or more"
+    ):
         pair.tiers(placed(kjt({"a": [list(range(1000, 1000 + 2 * many))]})))
     pair.check()
     first, _ = pair.forward(kjt({"a": [list(range(many - 4))]}))

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from batches import assert_unchanged, kjt, memory, random_kjt, train_step
@@ -198,7 +199,7 @@ def test_an_unknown_table_is_named():
         trained().table("c")
 
 
-@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**64 - 1])
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**64 - 1, np.int64(3)])
 def test_any_seed_of_64_bits_is_taken(seed):
     bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)], seed=seed)
     assert bags.table("a").lookup([1]).abs().max() <= 0.01

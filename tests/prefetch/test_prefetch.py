@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from batches import assert_same_rows, kjt
@@ -15,7 +16,9 @@ from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skew
 import shoal
 from shoal import _native
 from shoal.errors import CapacityError, ConfigError, InputError, StorageError
+from shoal.prefetch import PrefetchWarning
 from shoal.storage import MemoryStorage
+from shoal.table.readers import Readers
 from shoal.table.staging import HostStaging
 
 pytestmark = pytest.mark.threads
@@ -165,7 +168,7 @@ def test_more_batches_ahead_than_memory_holds(tmp_path):
 def test_graphs_that_are_kept_hold_their_rows_and_the_lookup_says_so(tmp_path):
     ahead = spilling("memory", tmp_path)
     kept = []
-    with pytest.raises(CapacityError, match=r"room for \d+ of the \d+ rows .* batches at work need.*Raise Dram"):
+    with pytest.raises(CapacityError, match=r"no room for the \d+ rows .* batches at work need.*Raise it to Dram"):
         for batch in shoal.prefetch(batches(50, bags=40, keys=10**6), ahead):
             kept.append(ahead(batch).values())
     for step, out in enumerate(kept):
@@ -175,11 +178,12 @@ def test_graphs_that_are_kept_hold_their_rows_and_the_lookup_says_so(tmp_path):
 
 def test_a_batch_too_large_for_memory(tmp_path):
     ahead = spilling("ssd", tmp_path)
-    with pytest.raises(CapacityError, match=r"room for \d+ of the \d+ rows that a batch brings"):
+    with pytest.raises(CapacityError, match="no room for the 5000 rows that a batch brings"):
         for batch in shoal.prefetch([kjt({"t": [list(range(5000))]})], ahead):
             ahead(batch)
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.prefetch.PrefetchWarning")
 @pytest.mark.parametrize("call", [_native.FileCall.read, _native.FileCall.write])
 def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
     plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
@@ -208,6 +212,7 @@ def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
     assert_same_rows(plain, ahead)
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.prefetch.PrefetchWarning")
 def test_rows_that_are_lost_are_the_lookups_to_name_and_the_loop_goes_on_without_them(tmp_path):
     plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
     loader = iter(shoal.prefetch(batches(60), ahead, depth=3))
@@ -233,6 +238,30 @@ def test_rows_that_are_lost_are_the_lookups_to_name_and_the_loop_goes_on_without
     lost = ahead.table("t").unreadable()
     for module in (plain, ahead):
         assert module.table("t").erase(lost) == len(lost)
+    assert_same_rows(plain, ahead)
+
+
+class OneThread(MemoryStorage):
+    """Serves the thread that made it, as sqlite3 does by default."""
+
+    def read(self, keys):
+        if threading.current_thread() is not threading.main_thread():
+            raise ConnectionError("made in another thread")
+        return super().read(keys)
+
+
+def test_a_storage_that_fails_ahead_is_told_of_once_a_loop_and_counted():
+    plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), OneThread])
+    for loop in range(2):
+        wanted = train(plain, batches(20, seed=loop))
+        with pytest.warns(PrefetchWarning) as told:
+            got = train(ahead, shoal.prefetch(batches(20, seed=loop), ahead))
+        assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
+        assert len(told) == 1 and told[0].filename == __file__
+        said = str(told[0].message)
+        assert "ConnectionError: made in another thread; [table 't'] raised by its lowest tier: OneThread.read" in said
+        assert "lookup brings them itself" in said
+    assert ahead.stats()["t"].tiers[-1].failures > 20
     assert_same_rows(plain, ahead)
 
 
@@ -296,6 +325,41 @@ def test_features_are_found_in_the_batch_for_several_collections(tmp_path):
     assert one._group.tables[0].fetched == two._group.tables[0].fetched == 0
 
 
+def test_collections_are_read_beside_each_other():
+    both_read = threading.Barrier(2)
+
+    class Remote(MemoryStorage):
+        def read(self, keys):
+            if threading.current_thread() is not threading.main_thread():
+                both_read.wait(30)
+            return super().read(keys)
+
+    both = [collection([TABLE], [shoal.Dram("1MiB"), Remote]) for _ in range(2)]
+    unseen = [kjt({"t": [range(50 * n, 50 * n + 50)]}) for n in range(10)]
+    for step, batch in enumerate(shoal.prefetch(unseen, both, depth=1)):  # one batch is read at a time
+        for bags in both:
+            backward(bags(batch), step)
+    assert not both_read.broken
+
+
+def test_a_batch_that_waits_for_one_collections_memory_takes_none_of_anothers(tmp_path):
+    class Full(Stages):
+        def may_read(self, is_first):
+            return is_first
+
+    one = spilling("memory", tmp_path)
+    part = one.stage(batches(1)[0])
+    part.find(1)
+    together = sys.modules["shoal.prefetch.ahead"]._Together
+    both = together([part, Full()], Readers(1))
+    assert not both.may_read(is_first=False)
+    assert one.stats()["t"].tiers[-1].ahead_bytes == 0
+    assert both.may_read(is_first=True)
+    both.expect()
+    assert one.stats()["t"].tiers[-1].ahead_bytes > 0
+    both.release()
+
+
 def test_tables_that_are_all_in_memory_are_left_alone():
     bags = collection([TABLE])
     assert bags.stage(batches(1)[0]) is None
@@ -303,7 +367,8 @@ def test_tables_that_are_all_in_memory_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"depth": 0}, {"depth": "2"}, {"bags": torch.nn.Linear(1, 1)}, {"features": 3}, {"loader": 3}]
+    "wrong",
+    [{"depth": 0}, {"depth": "2"}, {"depth": True}, {"bags": torch.nn.Linear(1, 1)}, {"features": 3}, {"loader": 3}],
 )
 def test_wrong_arguments(wrong):
     settings = {"loader": [], "bags": collection([TABLE])} | wrong
@@ -311,11 +376,22 @@ def test_wrong_arguments(wrong):
         shoal.prefetch(**settings)
 
 
+def test_any_integer_is_a_depth():
+    bags = collection([TABLE])
+    train(bags, shoal.prefetch(batches(3), bags, depth=np.int64(2)))
+
+
+def test_a_batch_of_features_and_labels_is_told_of_features():
+    bags = collection([TABLE])
+    with pytest.raises(InputError, match=r"got a tuple of 2\. Pass prefetch\(\.\.\., features=a function"):
+        list(shoal.prefetch([(batch, "labels") for batch in batches(2)], bags))
+
+
 def test_what_the_users_function_raises_comes_to_the_loop():
     bags = collection([TABLE])
     with pytest.raises(KeyError, match="ids"):
         list(shoal.prefetch([{"id": batch} for batch in batches(2)], bags, features=lambda batch: batch["ids"]))
-    with pytest.raises(InputError, match="one for each of the 1 collections; got 2"):
+    with pytest.raises(InputError, match="one for each of the 1 collections; got a tuple of 2"):
         list(shoal.prefetch(batches(2), bags, features=lambda batch: (batch, "labels")))
 
 
@@ -370,7 +446,8 @@ def test_a_storage_that_wants_to_end_the_thread(where):
 
     plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), Ending])
     wanted = train(plain, batches(30))
-    got = train(ahead, shoal.prefetch(batches(30), ahead))
+    with pytest.warns(PrefetchWarning, match="could not be brought ahead: SystemExit"):
+        got = train(ahead, shoal.prefetch(batches(30), ahead))
     assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
     assert_same_rows(plain, ahead)
 
@@ -429,6 +506,9 @@ class Stages:
             raise self.error
         self.staged += 1
         return self
+
+    def expect(self):
+        pass
 
     def read(self):
         if self.at == "read":
@@ -717,6 +797,26 @@ sys.exit(os.waitstatus_to_exitcode(ended[1]) if ended[0] else 2)
     assert ends(program) == 7
 
 
+@pytest.mark.parametrize("started", [0, 1, 3])
+def test_threads_that_cannot_be_started_leave_none_behind(started, tmp_path, monkeypatch):
+    ahead = spilling("ssd", tmp_path)
+    start, left = threading.Thread.start, started
+
+    def refusing(thread):
+        nonlocal left
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left -= 1
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refusing)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            next(iter(shoal.prefetch(batches(5), ahead)))
+    assert is_quiet() and staged(ahead) == ({}, {})
+    train(ahead, shoal.prefetch(batches(5), ahead))
+
+
 class Slow:
     """A batch on its way that takes its time to be found, by a thread."""
 
@@ -731,6 +831,9 @@ class Slow:
 
     def may_read(self, is_first):
         return is_first
+
+    def expect(self):
+        pass
 
     def read(self):
         self.calls.append("read")

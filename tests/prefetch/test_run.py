@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.errors import CapacityError, OutOfMemoryError, StorageError
+from shoal.prefetch import PrefetchWarning
 from shoal.prefetch.run import Run
 
 pytestmark = pytest.mark.threads
@@ -72,6 +75,9 @@ class Journey:
 
     def may_read(self, is_first):
         return is_first or self.course.leaves_memory
+
+    def expect(self):
+        pass
 
     def read(self):
         self._begin("read")
@@ -145,6 +151,7 @@ def loaded(courses, delays, raises):
         raise Broken("load")
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.prefetch.PrefetchWarning")
 @given(
     st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3).flatmap(
         lambda kinds: st.lists(courses(kinds), max_size=12)
@@ -211,3 +218,62 @@ def test_an_interrupt_in_the_loops_work_ends_it_and_leaves_nothing_behind(depth,
     run.await_threads(30)
     assert not any(thread.is_alive() for thread in run._threads)
     assert all(journey.is_released for journey in journeys if journey.calls)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a call of a batch raises, and whether the loop tells of it."""
+
+    error: BaseException
+    is_told: bool
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure(Broken("a user's"), True),
+        Failure(StorageError("a disk's"), True),
+        Failure(SystemExit(), True),
+        Failure(CapacityError("the lookup's"), False),
+        Failure(OutOfMemoryError("the lookup's"), False),
+    ],
+    ids=lambda failure: type(failure.error).__name__,
+)
+@pytest.mark.parametrize("method", ["read", "place"])
+def test_failures_of_storages_are_told_of_and_no_others(failure, method):
+    course = Course("device over a storage", (0,) * len(METHODS), None, False, False, 0, True)
+    journeys = [Journey(number, course, Notes()) for number in range(4)]
+
+    def fail(*_):
+        raise failure.error
+
+    setattr(journeys[1], method, fail)
+    run = Run(iter(range(4)), journeys.__getitem__, 2, [])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert [run.next() for _ in range(4)] == [0, 1, 2, 3]
+    run.close()
+    assert [warning.category for warning in told] == [PrefetchWarning] * failure.is_told
+    assert all(type(failure.error).__name__ in str(warning.message) for warning in told)
+
+
+def test_what_fails_because_a_loop_is_left_is_not_told_of():
+    course = Course("device over a storage", (0,) * len(METHODS), None, False, False, 0, True)
+    reads, is_left = threading.Event(), threading.Event()
+
+    class Left(Journey):
+        def read(self):
+            reads.set()
+            assert is_left.wait(30)
+            raise Broken("left")
+
+        def release(self):
+            super().release()
+            is_left.set()
+
+    left = Left(0, course, Notes())
+    run = Run(iter(range(1)), [left].__getitem__, 1, [])
+    assert reads.wait(30)
+    run.close()
+    run.await_threads(30)
+    assert left.is_released and run._failure is None

@@ -43,9 +43,72 @@ class Narrow(MemoryStorage):
         return rows, found.to(torch.uint8)
 
 
-@pytest.mark.parametrize("wrong", [Forgets, Mixes, Keeps, Narrow])
+class ClearsNothing(MemoryStorage):
+    def clear(self):
+        pass
+
+
+class ClearsHalf(MemoryStorage):
+    def clear(self):
+        self.erase(self.keys()[::2])
+
+
+@pytest.mark.parametrize("wrong", [Forgets, Mixes, Keeps, Narrow, ClearsNothing, ClearsHalf])
 def test_what_does_not_conform_is_found(wrong):
     with pytest.raises(AssertionError):
+        check_storage(wrong)
+
+
+class ClearFails(MemoryStorage):
+    def clear(self):
+        raise NotImplementedError("to clear")
+
+
+class FewAtATime(MemoryStorage):
+    def _require_few(self, keys):
+        if len(keys) > 5000:
+            raise NotImplementedError("more than 5000 keys")
+
+
+class ReadsFew(FewAtATime):
+    def read(self, keys):
+        self._require_few(keys)
+        return super().read(keys)
+
+
+class WritesFew(FewAtATime):
+    def write(self, keys, rows):
+        self._require_few(keys)
+        super().write(keys, rows)
+
+
+class ErasesFew(FewAtATime):
+    def erase(self, keys):
+        self._require_few(keys)
+        return super().erase(keys)
+
+
+class ErasesAlone(MemoryStorage):
+    def __init__(self, row_bytes):
+        super().__init__(row_bytes)
+        self._reading = set()
+
+    def read(self, keys):
+        self._reading.add(threading.get_ident())
+        try:
+            return super().read(keys)
+        finally:
+            self._reading.discard(threading.get_ident())
+
+    def erase(self, keys):
+        if self._reading:
+            raise NotImplementedError("to erase beside a read")
+        return super().erase(keys)
+
+
+@pytest.mark.parametrize("wrong", [ClearFails, ReadsFew, WritesFew, ErasesFew, ErasesAlone])
+def test_what_a_storage_refuses_to_do_is_found(wrong):
+    with pytest.raises(NotImplementedError):
         check_storage(wrong)
 
 

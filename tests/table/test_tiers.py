@@ -3,9 +3,11 @@
 import copy
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ import shoal
 from shoal import _native
 from shoal.errors import CapacityError, ConfigError, StorageError
 from shoal.storage import MemoryStorage
+from shoal.table import host_memory
 
 KINDS = ("ssd", "memory")
 OPTIMIZERS = [
@@ -155,6 +158,29 @@ def test_rows_that_did_not_change_are_not_written_again(tmp_path):
     assert tier(bags, 0).promotions > 5000 and tier(bags, 0).dirty == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.prefetch.PrefetchWarning")
+@pytest.mark.parametrize("ahead", [False, True])
+def test_demotions_are_the_rows_that_were_written_below(ahead, monkeypatch):
+    written = []
+
+    class Counting(MemoryStorage):
+        def write(self, keys, rows):
+            if len(written) == 30:
+                written.append(0)
+                raise ConnectionError("once")
+            super().write(keys, rows)
+            written.append(len(keys))
+
+    monkeypatch.setattr(host_memory, "_WRITE_BYTES", 400)  # so that a part was written when it fails
+    bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), Counting])
+    generator = torch.Generator().manual_seed(0)
+    some = [skewed_kjt(("t",), generator) for _ in range(60)]
+    for batch in shoal.prefetch(some, bags) if ahead else some:
+        with suppress(ConnectionError):
+            bags(batch).values().sum().backward()
+    assert len(written) > 31 and tier(bags, 0).demotions == sum(written)
+
+
 def test_what_was_used_lately_stays(tmp_path):
     """Of keys that come in every batch none is read again, whatever else passes through memory."""
     for training in (True, False):
@@ -175,11 +201,40 @@ def test_what_was_used_lately_stays(tmp_path):
 def test_a_batch_that_memory_cannot_hold_is_refused_and_changes_nothing(tmp_path):
     plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
     train([plain, bags], torch.Generator().manual_seed(0), 20)
-    with pytest.raises(CapacityError, match=r"table 't'.*24KiB.*Raise Dram\(...\)"):
+    with pytest.raises(CapacityError, match=r"table 't'.*24KiB.*Raise it to Dram\(\d+\)"):
         bags(kjt({"t": [list(range(5000, 9000))]}))
     assert_same_rows(plain, bags)
     train([plain, bags], torch.Generator().manual_seed(1), 5)
     assert_same_rows(plain, bags)
+
+
+def enough(bags, batch):
+    """The memory that a collection asks for to look a batch up."""
+    with pytest.raises(CapacityError) as refused:
+        bags(batch)
+    return int(re.search(r"Raise it to Dram\((\d+)\)", str(refused.value))[1])
+
+
+@pytest.mark.parametrize("dim", [1, 8, 300])
+@pytest.mark.parametrize("rows", [100, 1000, 5000])
+def test_the_memory_that_a_batch_is_said_to_need_is_enough(dim, rows):
+    table, least = {"name": "t", "dim": dim}, shoal.Dram("4KiB")
+    batch = kjt({"t": [list(range(rows)), list(range(10**6, 10**6 + rows))]})
+    size = enough(collection([table], [least, MemoryStorage]), batch)
+    bags = collection([table], [shoal.Dram(size), MemoryStorage])
+    more = kjt({"t": [list(range(2 * 10**6, 2 * 10**6 + rows))]})
+    kept = [bags(batch)]
+    larger = enough(bags, more)  # beside the one that is kept
+    assert size < larger
+    bags = collection([table], [shoal.Dram(larger), MemoryStorage])
+    kept = [bags(batch), bags(more)]
+    assert tier(bags, 0).bytes <= larger and len(kept) == 2
+
+
+@pytest.mark.parametrize("below", [[], [MemoryStorage]])
+def test_memory_that_holds_no_row_is_refused_at_once(below):
+    with pytest.raises(ConfigError, match=r"Table 't'\] tiers: wanted memory for a row .*; got Dram\(1\)"):
+        collection([{"name": "t", "dim": 8}], [shoal.Dram(1), *below])
 
 
 def test_the_lowest_tier_bounds_the_table(tmp_path):

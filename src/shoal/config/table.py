@@ -151,6 +151,11 @@ def _tiers(where: str, given: Any) -> tuple[Tier, ...]:
                 f"[{where}] tiers: wanted tiers such as Dram('8GiB'), or what makes a storage; got {tier!r}."
             )
         ranks.append(_ORDER.index(type(tier)) if isinstance(tier, _ORDER) else len(_ORDER) - 1)
+    if ranks.count(len(_ORDER) - 1) > 1:
+        raise ConfigError(
+            f"[{where}] tiers: wanted one lowest tier, an Ssd or what makes a storage; got {list(tiers)!r}. Keep "
+            f"one of these."
+        )
     if len(set(ranks)) < len(ranks):
         raise ConfigError(f"[{where}] tiers: wanted each kind of tier once; got {list(tiers)!r}.")
     if ranks != sorted(ranks):

@@ -62,10 +62,11 @@ class Ssd:
     size: int | str
 
     def __init__(self, path: str | os.PathLike[str], size: int | str) -> None:
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-            raise ConfigError(f"[Ssd] path: wanted the path of a folder; got {path!r}.")
+        folder = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if not isinstance(folder, str) or not folder or "\0" in folder:  # which would end it for the system
+            raise ConfigError(f"[Ssd] path: wanted the path of a folder, a str without NUL; got {path!r}.")
         parse_size(size, "Ssd")
-        settle(self, path=os.fspath(path), size=size)
+        settle(self, path=folder, size=size)
 
     @property
     def bytes(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.config import Table, format_size, parse_size
+from shoal.config.checked import integer
 from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError, ShoalError, StateDictError
 from shoal.modules.lookup import Lookup
 from shoal.modules.moving import move_in_place
@@ -47,8 +48,7 @@ class Collection(nn.Module):
         where = type(self).__name__
         self._device = _device(where, device)
         self._configs = self._checked(tables)
-        if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
-            raise ConfigError(f"[{where}] seed must be an integer of 64 bits; got {seed!r}.")
+        seed = integer(where, "seed", seed, low=-(2**63), high=2**64 - 1)
         if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
         self._output_dtype = output_dtype

@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from shoal.config.checked import integer
 from shoal.errors import ConfigError, InputError, ShoalError
 from shoal.prefetch.run import Run
 from shoal.table import Staging
+from shoal.table.readers import Readers
 
 BatchT = TypeVar("BatchT")
+
+_WHAT_TO_PASS = "Pass prefetch(..., features=a function that finds it in a batch), such as lambda batch: batch[0]."
+# Threads that read for second and further collections: of up to eight batches, mostly of two or three collections.
+_MOST_READERS = 16
 
 
 class Stages(Protocol):
@@ -27,8 +34,9 @@ class Stages(Protocol):
 class _Together:
     """One batch on its way to several collections."""
 
-    def __init__(self, parts: Sequence[Staging]) -> None:
+    def __init__(self, parts: Sequence[Staging], readers: Readers) -> None:
         self._parts = parts
+        self._readers = readers
         self.waits = any(part.waits for part in parts)
         self.in_loop = all(part.in_loop for part in parts)
 
@@ -39,9 +47,16 @@ class _Together:
     def may_read(self, is_first: bool) -> bool:
         return all(part.may_read(is_first) for part in self._parts)
 
-    def read(self) -> None:
+    def expect(self) -> None:
         for part in self._parts:
-            part.read()
+            part.expect()
+
+    def read(self) -> None:
+        if self.waits:  # beside each other: storages may be far away
+            self._readers.map(lambda part: part.read(), self._parts)
+        else:
+            for part in self._parts:
+                part.read()
 
     def has_room(self) -> bool:
         return all(part.has_room() for part in self._parts)
@@ -74,7 +89,8 @@ class Prefetch(Generic[BatchT]):
 
     def __iter__(self) -> Iterator[BatchT]:
         devices = {bags.device: None for bags in self._bags if bags.device.type == "cuda"}
-        run = Run(iter(self._loader), self._stage, self._depth, list(devices))
+        stage = partial(self._stage, Readers(_MOST_READERS))
+        run = Run(iter(self._loader), stage, self._depth, list(devices))
         try:
             while True:
                 try:
@@ -85,19 +101,19 @@ class Prefetch(Generic[BatchT]):
         finally:
             run.close()
 
-    def _stage(self, batch: BatchT) -> Staging | None:
+    def _stage(self, readers: Readers, batch: BatchT) -> Staging | None:
         found = batch if self._features is None else self._features(batch)
         each = list(found) if isinstance(found, (list, tuple)) else [found] * len(self._bags)
         if len(each) != len(self._bags):
             raise InputError(
                 f"[prefetch] features: wanted a KeyedJaggedTensor, or a list with one for each of the "
-                f"{len(self._bags)} collections; got {len(each)}."
+                f"{len(self._bags)} collections; got a {type(found).__name__} of {len(each)}. {_WHAT_TO_PASS}"
             )
         for features in each:
             if not callable(getattr(features, "lengths", None)):
                 raise InputError(
                     f"[prefetch] features: wanted the KeyedJaggedTensor that a collection will be called with; got "
-                    f"{type(features).__name__}. Pass prefetch(..., features=a function that finds it in a batch)."
+                    f"{type(features).__name__}. {_WHAT_TO_PASS}"
                 )
         parts: list[Staging] = []
         try:
@@ -109,7 +125,7 @@ class Prefetch(Generic[BatchT]):
             for part in parts:
                 part.release()
             raise
-        return _Together(parts) if parts else None
+        return _Together(parts, readers) if parts else None
 
 
 def prefetch(
@@ -125,7 +141,12 @@ def prefetch(
         its budget (`ahead_bytes` in `stats()`). Once they take a quarter of it, only the next batch is read.
 
     The loader runs in a thread, ahead of the loop, by `depth` batches and, where tables are in host memory, one more:
-    one that draws from torch's global generator draws before the loop does. Give it a generator of its own.
+    one that draws from torch's global generator draws before the loop does. Give it a generator of its own. Whoever
+    leaves the loop early loses what was taken from the loader ahead, if that cannot be iterated over again; and waits
+    for a loader that is at work on a batch, up to ten seconds.
+
+    A storage that fails ahead of a lookup does not end the loop: the lookup asks it again. A PrefetchWarning tells of
+    the first time, and `failures` in `stats()` counts them.
 
     For collections on a GPU, batches of the host are moved there, in place. The loader runs in a thread, and its work
     on the GPU on a stream of its own; the loop's stream waits for the batch it is given.
@@ -135,8 +156,7 @@ def prefetch(
         raise ConfigError(
             f"[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, or several; got {bags!r}."
         )
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-        raise ConfigError(f"[prefetch] depth: wanted an integer >= 1; got {depth!r}.")
+    depth = integer("prefetch", "depth", depth, low=1)
     if features is not None and not callable(features):
         raise ConfigError(f"[prefetch] features: wanted a function of a batch; got {features!r}.")
     if not isinstance(loader, Iterable):

@@ -9,13 +9,14 @@ are put there once they are read:
 - for a device by threads, which wait for it.
 They place, and nothing else: with and without them a run is the same, bit for bit. A batch that could not be placed,
 for want of room or because a disk failed, is handed on all the same: its lookup brings the rows itself, or says what is
-wrong.
+wrong. A storage that fails is warned of, once: one that never answers threads would be read by lookups alone.
 """
 
 import atexit
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from shoal.config import get_num_threads
-from shoal.errors import ForkError
+from shoal.errors import ForkError, ShoalError, StorageError
 from shoal.prefetch.streams import Events, LoaderStreams
 from shoal.table import Staging
 
@@ -51,6 +52,10 @@ def _close_all() -> None:
     for run in list(_running):
         run.close()
         run.await_threads(_JOIN_SECONDS)
+
+
+class PrefetchWarning(UserWarning):
+    """A storage failed while rows were brought ahead, which lookups then bring themselves."""
 
 
 @dataclass(eq=False)
@@ -113,6 +118,8 @@ class Run(Generic[BatchT]):
         self._in_use: _Ahead[BatchT] | None = None
         self._is_awaited = self._is_placing = self._is_closed = False
         self._error: BaseException | None = None
+        self._failure: str | None = None  # of a storage: the first one
+        self._has_warned = False
         self._readers = min(depth, _MOST_READERS)
         self._finding = threading.Lock()  # by a reader: batches are found in their order
         self._process = os.getpid()
@@ -121,8 +128,12 @@ class Run(Generic[BatchT]):
         self._threads = [
             threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True) for name, work in works
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # the system has no more of them, say: those that it gave would wait for ever
+            self.close()
+            raise
 
     @property
     def _lines(self) -> "tuple[_Line[BatchT], ...]":
@@ -139,6 +150,7 @@ class Run(Generic[BatchT]):
             )
         self._let_go()
         self._work_until_ready()
+        self._warn_once()
         with self._lock:
             if not self._ready.batches:
                 if self._error is not None:
@@ -170,6 +182,19 @@ class Run(Generic[BatchT]):
                     self._is_awaited = False
                     return
             work()
+
+    def _warn_once(self) -> None:
+        """Of a storage that failed: here and not in its thread, which a warning that is an error would end."""
+        if self._failure is None or self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            PrefetchWarning(
+                f"[prefetch] rows of a batch could not be brought ahead: {self._failure}. Its lookup brings them "
+                f"itself, or raises. What else fails in this loop is only counted: stats()[table].tiers[-1].failures."
+            ),
+            stacklevel=4,  # the loop
+        )
 
     def _take_work(self) -> Callable[[], None] | None:
         """What the loop can do for the batches that come: the next ones first."""
@@ -241,7 +266,8 @@ class Run(Generic[BatchT]):
 
     @staticmethod
     def _join(thread: threading.Thread, seconds: float) -> None:
-        if thread is not threading.current_thread():  # who collects garbage may be any of them
+        # Who collects garbage may be any of them, and one that could not be started cannot be waited for.
+        if thread is not threading.current_thread() and thread.is_alive():
             thread.join(seconds)
 
     def _let_go(self) -> None:
@@ -400,6 +426,8 @@ class Run(Generic[BatchT]):
 
         with self._lock:
             self._tried.wait_for(has_memory)
+            if (placed := ahead.placed) is not None:
+                placed.expect()
             return not self._is_closed
 
     def _work(self, ahead: _Ahead[BatchT], work: Callable[[Staging], None]) -> None:
@@ -413,6 +441,9 @@ class Run(Generic[BatchT]):
             ahead.release()
             if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
                 raise  # whoever interrupts the loop means it
+            if not self._is_closed and self._failure is None and _is_of_storage(error):
+                said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+                self._failure = "; ".join(said).rstrip(".")
 
     def _may_wait(self) -> bool:
         """Wait for batches before this one to let their rows go, unless the loop waits for this one."""
@@ -421,3 +452,8 @@ class Run(Generic[BatchT]):
                 return False
             self._room.wait(_LOOK_SECONDS)
             return not self._is_closed
+
+
+def _is_of_storage(error: BaseException) -> bool:
+    """A user's storage may raise anything; ours say so. What else is wrong lookups meet too."""
+    return isinstance(error, StorageError) or not isinstance(error, ShoalError)

@@ -10,13 +10,15 @@ from torch import Tensor
 from shoal.storage.keyed import Storage
 
 _EXTREMES = (0, -1, 2**63 - 1, -(2**63))
+# Keys of a large batch that are not in memory. Stores limit what a call may have (SQLite: 32,766 variables).
+_MANY = 40_000
 
 
 def check_storage(make: Callable[[int], Storage], rows: int = 2000) -> None:
     """Raise AssertionError where a storage does not do what tables expect of it.
 
     make: a storage that is empty, for rows of so many bytes; it is closed at the end. rows: about how many are
-    written; it must take as many.
+    written; it must take as many, and 40,000 of a byte each.
     """
     for row_bytes in (1, 100, 5000):
         storage = make(row_bytes)
@@ -57,6 +59,10 @@ class _Watched(Storage):
     def __len__(self) -> int:
         return len(self._storage)
 
+    def clear(self) -> None:
+        """Clear."""
+        self._storage.clear()
+
     def flush(self) -> None:
         """Flush."""
         self._storage.flush()
@@ -77,6 +83,9 @@ def _check(storage: Storage, row_bytes: int, rows: int) -> None:
     _finds_nothing_at_first(storage, row_bytes)
     _takes_any_key(storage, row_bytes)
     _keeps_what_was_written_last(storage, row_bytes, rows)
+    _clears_everything(storage, row_bytes, min(rows, 500))
+    if row_bytes == 1:
+        _takes_many_keys_in_a_call(storage, row_bytes)
     _serves_threads_side_by_side(storage, row_bytes)
 
 
@@ -143,24 +152,64 @@ def _keeps_what_was_written_last(storage: Storage, row_bytes: int, rows: int) ->
     storage.erase(everything)
 
 
+def _clears_everything(storage: Storage, row_bytes: int, rows: int) -> None:
+    keys, none = torch.arange(rows, device="cpu"), torch.zeros(rows, dtype=torch.bool)
+    for version in range(2):  # what was cleared is filled again, as by a load
+        storage.write(keys, _content(keys, version, row_bytes))
+        _expect(storage, keys, _content(keys, version, row_bytes), ~none, "after a clear" if version else "when full")
+        storage.clear()
+        assert len(storage) == 0 and len(storage.keys()) == 0, "clear removes every row"
+        _expect(storage, keys, _content(keys, version, row_bytes), none, "when cleared")
+
+
+def _takes_many_keys_in_a_call(storage: Storage, row_bytes: int) -> None:
+    keys = torch.arange(_MANY, device="cpu") * 7
+    storage.write(keys, _content(keys, 0, row_bytes))
+    has = torch.ones(_MANY, dtype=torch.bool)
+    _expect(storage, keys, _content(keys, 0, row_bytes), has, f"{_MANY} keys in a call")
+    assert storage.erase(keys) == _MANY and len(storage) == 0, "erase counts what was there"
+
+
 def _serves_threads_side_by_side(storage: Storage, row_bytes: int) -> None:
     failed: list[BaseException] = []
+    is_over = threading.Event()
+    all_of_them = torch.ones(50, dtype=torch.bool)
 
-    def work(number: int) -> None:
-        keys = torch.arange(50, device="cpu") + 50 * number
+    def keys_of(number: int) -> Tensor:
+        return torch.arange(50, device="cpu") + 50 * number
+
+    def change(number: int) -> None:
+        keys = keys_of(number)
+        for version in range(10):
+            storage.write(keys, _content(keys, version, row_bytes))
+            _expect(storage, keys, _content(keys, version, row_bytes), all_of_them, "beside other threads")
+            assert storage.erase(keys) == 50, "erase counts what was there, beside other threads"
+            _expect(storage, keys, _content(keys, version, row_bytes), ~all_of_them, "erased beside other threads")
+        storage.write(keys, _content(keys, 10, row_bytes))
+
+    def read(number: int) -> None:
+        """All the time: an erase falls into one of these reads."""
+        keys = keys_of(number)
+        while not is_over.is_set():
+            found = storage.read(keys)[1]
+            assert bool(found.all()), "rows are gone while other threads erase others"
+        _expect(storage, keys, _content(keys, 0, row_bytes), all_of_them, "read beside other threads")
+
+    def work(part: Callable[[int], None], number: int) -> None:
         try:
-            for version in range(10):
-                storage.write(keys, _content(keys, version, row_bytes))
-                has = torch.ones(50, dtype=torch.bool)
-                _expect(storage, keys, _content(keys, version, row_bytes), has, "beside other threads")
+            part(number)
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
+    storage.write(keys_of(3), _content(keys_of(3), 0, row_bytes))
+    changers = [threading.Thread(target=work, args=(change, number)) for number in range(3)]
+    reader = threading.Thread(target=work, args=(read, 3))
+    for thread in (reader, *changers):
         thread.start()
-    for thread in threads:
+    for thread in changers:
         thread.join()
+    is_over.set()
+    reader.join()
     if failed:
         raise failed[0]
-    assert len(storage) == 150, "threads that write different keys do not disturb each other"
+    assert len(storage) == 200, "threads that change different keys do not disturb each other"

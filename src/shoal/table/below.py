@@ -126,18 +126,15 @@ class Staged:
 
 
 def may_read_ahead(asked: "Sequence[tuple[Below, Staged, int | None]]", is_first: bool) -> bool:
-    """Whether a batch's rows may be read now, beside those that others read and that have no place yet; then they
-    count. `asked`: of each table what is below, what is asked, and the bytes of its memory. The first batch in line
-    always may, or nobody would."""
-    if not is_first:
-        for below, staged, budget in asked:
-            if budget is None or not len(staged.keys):
-                continue
-            if below.ahead_bytes - staged.bytes > min(budget // _AHEAD_PART, _MOST_AHEAD_BYTES):
-                return False
-    for below, staged, _budget in asked:
-        staged.expect(below.row_bytes)
-    return True
+    """Whether a batch's rows may be read now, beside those that others read and that have no place yet. `asked`: of
+    each table what is below, what is asked, and the bytes of its memory. The first batch in line always may, or nobody
+    would."""
+    return is_first or not any(
+        len(staged.keys)
+        and budget is not None
+        and below.ahead_bytes - staged.bytes > min(budget // _AHEAD_PART, _MOST_AHEAD_BYTES)
+        for below, staged, budget in asked
+    )
 
 
 # All that are in use: a storage is one table's.
@@ -180,7 +177,7 @@ class Below:
         self.writing = threading.Lock()
         self._counting = threading.Lock()
         self._budget = tier.bytes if isinstance(tier, Ssd) else None
-        self._asked = self._found = self._written = self._reads = self._writes = 0
+        self._asked = self._found = self._written = self._reads = self._writes = self._failures = 0
         self._read_seconds = self._write_seconds = 0.0
 
     def read(self, keys: Tensor) -> Answer:
@@ -337,6 +334,7 @@ class Below:
             written_bytes=disk.written_bytes + disk.collected_bytes if disk else self._written * self.row_bytes,
             reads=self._reads,
             writes=self._writes,
+            failures=self._failures,
             read_seconds=self._read_seconds,
             write_seconds=self._write_seconds,
             ahead_bytes=self.ahead_bytes,
@@ -344,10 +342,12 @@ class Below:
 
     @contextmanager
     def _named(self, call: str) -> Iterator[None]:
-        """Say whose storage it was that raised."""
+        """Count calls that raise, and say whose storage it was."""
         try:
             yield
         except Exception as error:
+            with self._counting:
+                self._failures += 1
             if isinstance(error, StorageError):
                 error.table = self._name
                 error.keys = None if error.keys is None else error.keys.to(self._device)

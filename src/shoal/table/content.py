@@ -31,13 +31,16 @@ class TierStats:
     hits: int = 0  # keys that were looked up and found; below memory each once a batch
     misses: int = 0
     promotions: int = 0  # rows that came up into it
-    demotions: int = 0  # rows that it wrote to the tier below, which had an older copy of them or none
+    # Rows that it wrote to the tier below, which had an older copy of them or none. One that leaves as it came is none;
+    # one that was written and then stayed, as a batch needed it meanwhile, is.
+    demotions: int = 0
     dirty: int = 0  # rows that differ from the tier below, or are not there
     pinned: int = 0  # rows that batches at work or on their way hold
     read_bytes: int = 0
     written_bytes: int = 0
     reads: int = 0  # calls, of many rows each
     writes: int = 0
+    failures: int = 0  # calls that raised, to lookups or while rows were brought ahead of them
     read_seconds: float = 0.0
     write_seconds: float = 0.0
     capacity: int | None = None  # rows, where it is known

@@ -205,14 +205,19 @@ class DeviceBelow:
         where = f"[table {self.config.name!r}] its memory of {format_size(self._rows.budget(self._number) or 0)}"
         if more > self._most:
             raise CapacityError(
-                f"{where} takes {self._most} rows; this batch brings {more} that are not there. Raise "
-                f"{last_tier(self.config)}(...) in Table(tiers=), or use smaller batches."
+                f"{where} takes {self._most} rows; this batch brings {more} that are not there. Raise it to "
+                f"{self._tier_for(more)} or more in Table(tiers=), or use smaller batches."
             )
         raise CapacityError(
             f"{where} holds {self._in_memory()} rows, of which this batch and others at work need so many that there "
-            f"is room for {max(self.spare(), 0)} and not for {more} more. Raise {last_tier(self.config)}(...) in "
-            f"Table(tiers=), use smaller batches, or run backwards before further forwards."
+            f"is room for {max(self.spare(), 0)} and not for {more} more. Raise it to "
+            f"{self._tier_for(self._in_memory() + more)} in Table(tiers=), use smaller batches, or run backwards "
+            f"before further forwards."
         )
+
+    def _tier_for(self, rows: int) -> str:
+        """The last tier that kernels reach, with memory for so many rows."""
+        return f"{last_tier(self.config)}({self._rows.bytes_of(self._number, rows)})"
 
     def _await_others(self, pins: Pins) -> None:
         """Let the rows go that another thread is writing."""

@@ -179,11 +179,12 @@ class DeviceRows:
         if budget is None:
             return _UNLIMITED
         rows = min(budget // self.layout(number).row_bytes, _UNLIMITED)
-        while rows > 0 and (over := self._bytes_of(number, rows) - budget) > 0:
+        while rows > 0 and (over := self.bytes_of(number, rows) - budget) > 0:
             rows -= max(1, over // (2 * self.layout(number).row_bytes + BUCKET_BYTES))
         return max(rows, 0)
 
-    def _bytes_of(self, number: int, rows: int) -> int:
+    def bytes_of(self, number: int, rows: int) -> int:
+        """Bytes that so many rows of a table take with their index."""
         return rows * self.layout(number).row_bytes + self.index.bytes_for(rows)
 
     # ---- room
@@ -282,7 +283,7 @@ class DeviceRows:
         """Raise CapacityError where a table's budget does not hold so many keys, beside slots that leases hold."""
         budget = self._budgets[number]
         if budget is not None and keys > self._within[number] - (self._held[number] if held else 0):
-            size = format_size(self._bytes_of(number, keys))
+            size = format_size(self.bytes_of(number, keys))
             raise CapacityError(
                 f"[table {self.configs[number].name!r}] {keys} rows take {size}; the budget is "
                 f"{last_tier(self.configs[number])}({format_size(budget)!r}). Raise it in Table(tiers=), or erase keys "
@@ -324,7 +325,7 @@ class DeviceRows:
     def _require_budget(self, number: int, keys: int) -> None:
         budget = self._budgets[number]
         if keys and budget is not None:
-            least = format_size(self._bytes_of(number, 1))
+            least = format_size(self.bytes_of(number, 1))
             raise CapacityError(
                 f"[table {self.configs[number].name!r}] a row and its index take {least}; the budget is "
                 f"{last_tier(self.configs[number])}({format_size(budget)!r}). Raise it in Table(tiers=)."

@@ -114,6 +114,11 @@ class DeviceStaging:
         belows = [(self.group.below(number), self.answers[number]) for number in self._missing]
         return may_read_ahead([(below.below, staged, below.budget) for below, staged in belows], is_first)
 
+    def expect(self) -> None:
+        """What it reads is coming to memory."""
+        for number in self._missing:
+            self.answers[number].expect(self.group.below(number).below.row_bytes)
+
     def read(self) -> None:
         """Read it."""
         self.find()

@@ -106,6 +106,9 @@ class Staging(Protocol):
     def may_read(self, is_first: bool) -> bool:
         """Whether there is memory to read them now; if it is the first of those that come, there is."""
 
+    def expect(self) -> None:
+        """They are read from here on, and count for others that ask whether they may be."""
+
     def read(self) -> None:
         """Read them from below, beside other batches; find them first, where nobody did."""
 

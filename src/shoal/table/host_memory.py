@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Dram, Table, format_size
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, ConfigError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.storage import DramStorage
@@ -46,6 +46,22 @@ class Leaving:
     is_written: bool = False
 
 
+def _bytes_for(config: Table, rows: int) -> int:
+    """Bytes of memory that so many rows take with their index, if there is a budget."""
+    storage, index = DramStorage(config.dim, config.dtype, config.columns), HostIndex()
+    storage.keep_keys(index.native)
+    return index.bytes_after(rows) + storage.bytes_after(rows)
+
+
+def _require_a_row(config: Table, budget: int | None) -> None:
+    """Raise ConfigError where memory is too small for any table."""
+    if budget is not None and budget < (needed := _bytes_for(config, 1) + _SPILL_BYTES):
+        raise ConfigError(
+            f"[Table {config.name!r}] tiers: wanted memory for a row and the index, which take {needed} bytes; got "
+            f"Dram({budget}). Raise it: the rows of a batch have to fit."
+        )
+
+
 class HostMemory:
     """The keys of one table, and the slots of those whose rows are in memory. Its group's lock covers every method."""
 
@@ -54,6 +70,7 @@ class HostMemory:
         self.counters = Counters()
         self.step = 0
         dram = config.tier(Dram)
+        _require_a_row(config, None if dram is None else dram.bytes)
         self.below = Below(config, folder) if config.tiers and config.tiers[-1] is not dram else None
         self.budget: int | None = None if dram is None else dram.bytes
         if dram is None and self.below is not None:
@@ -189,10 +206,7 @@ class HostMemory:
                     f"tier takes. Raise Ssd(size=), of which rows fill half. Nothing was loaded."
                 )
         elif self.budget is not None:
-            storage = DramStorage(self.config.dim, self.config.dtype, self.config.columns)
-            index = HostIndex()
-            storage.keep_keys(index.native)
-            needed = index.bytes_after(rows) + storage.bytes_after(rows)
+            needed = _bytes_for(self.config, rows)
             if needed > self.budget:
                 raise CapacityError(
                     f"[table {self.config.name!r}] {rows} rows take {format_size(needed)}; the budget is "
@@ -214,10 +228,12 @@ class HostMemory:
                 self._await_others()
             if self._fits(more):
                 return
+        held = self.pins(staged=False).count
+        needed = _bytes_for(self.config, held + more) + _SPILL_BYTES
         raise CapacityError(
-            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} has room for "
-            f"{self.spare(more)} of the {more} rows that a batch brings, beside {len(self.index)} that batches at work "
-            f"need. Raise Dram(...) in Table(tiers=), use smaller batches, or run backwards before further forwards."
+            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} has no room for the {more} "
+            f"rows that a batch brings beside the {held} that batches at work need. Raise it to Dram({needed}) or more "
+            f"in Table(tiers=), use smaller batches, or run backwards before further forwards."
         )
 
     def _await_others(self) -> None:
@@ -259,6 +275,7 @@ class HostMemory:
             keys = leaving.keys[done : done + len(rows)]
             self.below.spoil(keys)
             self.below.write(keys, rows)
+            self._demotions += len(rows)
             done += len(rows)
         leaving.is_written = True
 
@@ -281,7 +298,6 @@ class HostMemory:
         if leaving not in self._leaving:
             return
         self._leaving.remove(leaving)
-        self._demotions += leaving.dirty
         keys, slots = leaving.keys, leaving.slots
         with self.indexes.alone():  # nobody finds meanwhile
             held = self.pins(staged=not leaving.forced, finding=True).has(slots) | self.storage.is_dirty(slots)

@@ -98,6 +98,11 @@ class HostStaging:
         ]
         return may_read_ahead(asked, is_first)
 
+    def expect(self) -> None:
+        """What it reads is coming to memory."""
+        for number, staged in tuple(self.answers.items()):
+            staged.expect(self.group.below(number).row_bytes)
+
     def read(self) -> None:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
         self.find(_THREADS)
