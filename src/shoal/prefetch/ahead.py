@@ -138,7 +138,8 @@ def prefetch(
         for each; by default the batch is it.
     depth: batches that are on their way at a time, and at most eight are read at a time, so it should be as many steps
         as a read takes, and one more. Their rows hold places in memory; where all of it is held, they wait outside of
-        its budget (`ahead_bytes` in `stats()`). Once they take a quarter of it, only the next batch is read.
+        its budget (`ahead_bytes` in `stats()`). Once they take 16 MiB,
+        or a quarter of it, only the next batch is read.
 
     The loader runs in a thread, ahead of the loop, by `depth` batches and, where tables are in host memory, one more:
     one that draws from torch's global generator draws before the loop does. Give it a generator of its own. Whoever

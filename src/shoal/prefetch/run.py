@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -66,6 +67,7 @@ class _Ahead(Generic[BatchT]):
     placed: Staging | None
     ready: Events  # on devices
     is_between: bool = False  # the threads
+    is_counted: bool = False  # among those that are being read
     is_read: bool = False  # or was tried
     is_for_loop: bool = False  # to be placed, once it is read
     is_placed: bool = False  # or was tried
@@ -418,16 +420,22 @@ class Run(Generic[BatchT]):
             self._say_who_places()
 
     def _may_read(self, ahead: _Ahead[BatchT]) -> bool:
-        """Wait while many rows are read and have no place, which are outside of any budget; False once it is closed."""
+        """Wait while many rows are read and have no place, which are outside of any budget; False once it is closed.
+        Those before it in line count first, or they would be read beside it, too."""
 
         def has_memory() -> bool:
             placed = ahead.placed
-            return self._is_closed or placed is None or placed.may_read(self._read.batches[0] is ahead)
+            if self._is_closed or placed is None:
+                return True
+            before = takewhile(lambda one: one is not ahead, self._read.batches)
+            return all(one.is_counted for one in before) and placed.may_read(self._read.batches[0] is ahead)
 
         with self._lock:
             self._tried.wait_for(has_memory)
             if (placed := ahead.placed) is not None:
                 placed.expect()
+            ahead.is_counted = True
+            self._tried.notify_all()
             return not self._is_closed
 
     def _work(self, ahead: _Ahead[BatchT], work: Callable[[Staging], None]) -> None:
