@@ -46,6 +46,8 @@ class Streams:
         raw = torch._C._cuda_getCurrentRawStream(self._device.index)
         if not update and (alone or raw == self._writer):
             self._looked = None
+        if update and self._is_read_elsewhere():
+            self._looked = None  # behind it are lookups too, of which nobody knows from here on but this stream
         placed = None if update else self._placed
         follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
         if (follows and placed is None) or capturing:
@@ -68,6 +70,11 @@ class Streams:
         self._readers.clear()
         if placed is not None:
             self._placed = None
+
+    def _is_read_elsewhere(self) -> bool:
+        """Whether streams read that neither the last call that was alone had, nor placing has."""
+        own = {self._writer} if self._placing is None else {self._writer, self._placing.cuda_stream}
+        return bool(self._readers.keys() - own)
 
     def looked_up(self, found: "torch.cuda.Event | None") -> None:
         """What the current stream was given up to `found`, or by now, is before rows that are placed; what is behind it
