@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Table, debugging
-from shoal.errors import CapacityError, InputError, NonFiniteError
+from shoal.errors import CapacityError, DeviceError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
 from shoal.table.device_below import DeviceBelow
@@ -266,6 +266,14 @@ class DeviceGroup(Group):
                 f"[{self.name}] on a device a batch holds less than 2^30 values and bags, counted once for every table "
                 f"that a feature feeds; got {values.numel()} values for up to {plan.copies} and {size} bags for "
                 f"{len(plan.parts)}. Split it."
+            )
+        if plan.deep and self._streams.is_capturing:
+            deep = sorted({part.table for part in plan.parts} & self._rows.deep)
+            names = ", ".join(repr(self.tables[number].config.name) for number in deep)
+            raise DeviceError(
+                f"[{self.name}] the current stream is being captured into a CUDA graph; before every lookup of {names} "
+                f"the host asks the storage below device memory, which a graph would not repeat. Look up outside of "
+                f"it, and capture the rest of the model."
             )
         with self.writing() if training or keep or plan.deep else self.reading():
             if training and self._rows.ledger.says_worse(self._reported):

@@ -31,11 +31,16 @@ class Streams:
         self._looked: torch.cuda.Event | None = None  # behind it are updates only
         self.is_captured = False  # whether a lookup is in a CUDA graph: when that runs, nobody is told
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what comes next on the current stream goes into a CUDA graph."""
+        return self._is_cuda and torch.cuda.is_current_stream_capturing()
+
     def follow(self, alone: bool, update: bool = False) -> None:
         """The current stream is behind what it must be behind, for a call that comes next."""
         if not self._is_cuda:
             return
-        capturing = torch.cuda.is_current_stream_capturing()
+        capturing = self.is_capturing
         if alone and capturing:
             raise DeviceError(
                 f"[{self._name}] the current stream is being captured into a CUDA graph, which would repeat one "
