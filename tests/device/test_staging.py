@@ -177,6 +177,21 @@ def test_rows_of_a_staged_batch_stay_when_stamps_begin_anew(form):
         same(one, two)
 
 
+def test_rows_do_not_move_ahead_once_a_lookup_is_in_a_graph():
+    bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("2KiB"), Dram("64KiB")])], device=DEVICE, seed=7)
+    for first in range(0, 90, 30):
+        backward(bags(placed(kjt({"a": [list(range(first, first + 30))]}))))
+    staging = bags.stage(placed(kjt({"a": [list(range(20))]})))
+    before = bags.stats()["a"].tiers[0].promotions
+    bags._group._streams.is_captured = True
+    staging.place(lambda: False)
+    assert bags.stats()["a"].tiers[0].promotions == before
+    bags._group._streams.is_captured = False
+    staging.place(lambda: False)
+    assert bags.stats()["a"].tiers[0].promotions > before
+    staging.release()
+
+
 def test_stamps_begin_anew_where_batches_are_only_staged():
     bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("2KiB"), Dram("64KiB")])], device=DEVICE, seed=7)
     batch = placed(kjt({"a": [[1, 2, 3]]}))

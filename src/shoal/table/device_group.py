@@ -380,6 +380,8 @@ class DeviceGroup(Group):
         with Held(self, self._lock_to_place), self._streams.place(staging.ready):
             if self.staged.get(staging.address) is not staging:
                 return  # looked up already, or dropped
+            if self._streams.is_captured:  # since it was staged: a graph that runs would not wait for rows that move
+                return
             pins = self.pins_of(staging.number)
             if not self._streams.waits_for_updates:
                 updated = [self._rows.stamps.of(number) for number in self._updated]
