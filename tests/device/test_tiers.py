@@ -17,6 +17,7 @@ from shoal import Dram, Feature, Hbm, Table
 from shoal.errors import CapacityError
 from shoal.ops.birth.reference import mix64
 from shoal.ops.find.triton import HOLE
+from shoal.storage import MemoryStorage
 from shoal.table import stamps
 
 pytestmark = pytest.mark.usefixtures("small_slabs")
@@ -508,6 +509,18 @@ def test_stats_tell_of_each_tier():
     assert (hbm.budget_bytes, dram.budget_bytes) == (1024, 2**20)
     stats = pair.tiers.table("a").stats()
     assert stats.bytes == hbm.bytes + dram.bytes == stats.index_bytes + stats.storage_bytes
+
+
+@pytest.mark.parametrize("below", [(), (MemoryStorage,)])
+def test_stats_tell_of_no_tier_that_was_not_asked_for(below):
+    tables = [with_tiers(adam("a"), [Dram("64KiB"), *below]), in_hbm(adam("b"))]
+    bags = shoal.EmbeddingBagCollection(tables, device=DEVICE, seed=7)
+    for _ in range(2):
+        train(bags, kjt({"a": [list(range(9))], "b": [[1]]}))
+    stats = bags.stats()["a"]
+    assert [tier.name for tier in stats.tiers] == ["Dram", *(made.__name__ for made in below)]
+    dram = stats.tiers[0]
+    assert (dram.rows, dram.hits, dram.misses, dram.bytes) == (9, 9, 9, stats.bytes)
 
 
 # ---- anything
