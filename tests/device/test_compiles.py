@@ -63,6 +63,15 @@ def _located(rows):
     return Launch(locate, (1,), arguments, {"SLAB_BITS": 15, "BLOCK": 32}, {"num_warps": 1})
 
 
+def _restamped(rows):
+    """What lets stamps begin anew."""
+    from shoal.ops.find.triton import restamp
+    from shoal.ops.launch import Launch
+
+    firsts = torch.ones(3, dtype=torch.int32)
+    return Launch(restamp, (1,), (rows.anchor, 0, 4, firsts, 3), {"BLOCK": 1024}, {})
+
+
 def programs():
     """The launches of lookups and updates of several kinds, and the names of their variables."""
     from shoal.table.device_lookup import Lookups
@@ -96,7 +105,7 @@ def programs():
     yield lookups._launches(plan, True, True, True, False, False, True), names(lookups._v)
     yield lookups._launches(plan, False, False, True, False, False, True), names(lookups._v)
     yield lookups._launches(plan, False, False, False, False, False, False), names(lookups._v)
-    yield [_located(rows)], {}
+    yield [_located(rows), _restamped(rows)], {}
     # Rows of few words, many to a program.
     for dim in (1, 4, 16, 40):
         _rows, plan, lookups, _updates = made(Table("a", dim, tiers=tiers))

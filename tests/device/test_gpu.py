@@ -382,5 +382,7 @@ def test_prefetch_moves_batches_of_the_host_in_place():
         assert features.values().is_cuda
         moved(features).values().sum().backward()
         other(features).values().sum().backward()
+        kept = features
+    assert not kept.values().is_cuda and not kept.offsets().is_cuda
     for bags in (moved, other):
         assert all(torch.equal(value, plain.state_dict()[name]) for name, value in bags.state_dict().items())

@@ -1,5 +1,6 @@
 """Batches whose rows come up to a device ahead of their lookup: nothing changes."""
 
+import itertools
 import threading
 import time
 
@@ -137,6 +138,71 @@ def test_what_happens_between_staging_and_lookup(form, what):
     assert_sound(pair.tiers)
     for one, two in zip(pair.tiers.state_dict().values(), pair.whole.state_dict().values(), strict=True):
         same(one, two)
+
+
+@pytest.mark.parametrize("form", [slow("hbm"), "dram", slow("two")])
+def test_rows_of_a_staged_batch_stay_when_stamps_begin_anew(form):
+    forms = {**FORMS, "two": lambda size, _below: [Hbm("2KiB"), Dram("64KiB")]}
+    made = with_tiers(adam(), forms[form]("8KiB", MemoryStorage))
+    tiers, whole = (shoal.EmbeddingBagCollection([one], device=DEVICE, seed=7) for one in (made, in_hbm(adam())))
+
+    def step(batch, seed):
+        outs = [module(placed(batch)) for module in (tiers, whole)]
+        same(*(out.values().detach() for out in outs))
+        for out in outs:
+            backward(out, seed)
+
+    for first in range(0, 120, 30):
+        step(kjt({"a": [list(range(first, first + 30))]}), first)
+    stamps = tiers._group._rows.stamps
+    stamps._numbers = itertools.count(2**30 - 2)
+    found, placed_ahead = (placed(kjt({"a": [list(range(first, first + 20, 2))]})) for first in (0, 80))
+    stagings = [tiers.stage(found), tiers.stage(placed_ahead)]
+    for staging in stagings:
+        staging.read()
+    stagings[1].place(lambda: False)
+    for first in (100, 30):
+        step(kjt({"a": [list(range(first, first + 30))]}), first)
+    assert [stamps.of(staging.number) for staging in stagings] == [1, 2]
+    stagings[0].place(lambda: False)
+    for seed, (batch, staging) in enumerate(zip((found, placed_ahead), stagings, strict=True)):
+        assert not tiers._group.staged[staging.address].waits or staging.is_still_right(staging.plan)
+        outs = [module(batch) for module in (tiers, whole)]
+        staging.release()
+        same(*(out.values().detach() for out in outs))
+        for out in outs:
+            backward(out, seed)
+    tiers.check()
+    for one, two in zip(tiers.state_dict().values(), whole.state_dict().values(), strict=True):
+        same(one, two)
+
+
+def test_rows_do_not_move_ahead_once_a_lookup_is_in_a_graph():
+    bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("2KiB"), Dram("64KiB")])], device=DEVICE, seed=7)
+    for first in range(0, 90, 30):
+        backward(bags(placed(kjt({"a": [list(range(first, first + 30))]}))))
+    staging = bags.stage(placed(kjt({"a": [list(range(20))]})))
+    before = bags.stats()["a"].tiers[0].promotions
+    bags._group._streams.is_captured = True
+    staging.place(lambda: False)
+    assert bags.stats()["a"].tiers[0].promotions == before
+    bags._group._streams.is_captured = False
+    staging.place(lambda: False)
+    assert bags.stats()["a"].tiers[0].promotions > before
+    staging.release()
+
+
+def test_stamps_begin_anew_where_batches_are_only_staged():
+    bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("2KiB"), Dram("64KiB")])], device=DEVICE, seed=7)
+    batch = placed(kjt({"a": [[1, 2, 3]]}))
+    backward(bags(batch))
+    stamps = bags._group._rows.stamps
+    stamps._numbers = itertools.count(2**30 + 5)
+    staging = bags.stage(batch)
+    staging.place(lambda: False)
+    assert stamps.of(staging.number) == 1
+    staging.release()
+    assert bags.stats()["a"].tiers[0].pinned == 0
 
 
 def test_a_batch_may_be_let_go_while_it_is_being_found(monkeypatch):

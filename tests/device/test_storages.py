@@ -12,9 +12,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal import Dram, Feature, Ssd, Table
-from shoal.errors import CapacityError
+from shoal import Dram, Feature, Hbm, Ssd, Table
+from shoal.errors import CapacityError, DeviceError
 from shoal.storage import MemoryStorage
+from shoal.table.streams import Streams
 
 pytestmark = pytest.mark.usefixtures("small_slabs")
 
@@ -183,6 +184,18 @@ def test_forwards_without_a_backward():
         with torch.no_grad():
             pair.forward(random_kjt(["a"], bags=6, keys=90, seed=step + 10))
     pair.check()
+
+
+@pytest.mark.parametrize("is_eval", [False, True])
+def test_a_lookup_that_is_captured_into_a_graph_says_that_the_storage_is_in_the_way(is_eval, monkeypatch):
+    tables = [with_tiers(adam("deep"), [Hbm("8KiB"), MemoryStorage]), in_hbm(adam("plain"))]
+    bags = shoal.EmbeddingBagCollection(tables, device=DEVICE, seed=7).train(not is_eval)
+    monkeypatch.setattr(Streams, "is_capturing", True)
+    with (
+        torch.set_grad_enabled(not is_eval),
+        pytest.raises(DeviceError, match=r"lookup of 'deep' .* the storage below"),
+    ):
+        bags(placed(kjt({"deep": [[1, 2]], "plain": [[3]]})))
 
 
 def test_a_clean_row_is_not_written_again():

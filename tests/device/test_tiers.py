@@ -1,6 +1,7 @@
 """Tables in device memory above host memory: to the bit what they are where all of device memory is theirs."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from shoal import Dram, Feature, Hbm, Table
 from shoal.errors import CapacityError
 from shoal.ops.birth.reference import mix64
 from shoal.ops.find.triton import HOLE
+from shoal.storage import MemoryStorage
+from shoal.table import stamps
 
 pytestmark = pytest.mark.usefixtures("small_slabs")
 
@@ -176,6 +179,38 @@ def test_rows_come_up_while_another_batch_waits():
     assert pair.above().promotions + pair.above().hits >= before + 4
     pair.backward(outs)
     pair.check()
+
+
+def test_rows_that_wait_for_their_backward_stay_when_stamps_begin_anew():
+    pair = Pair(adam(), hbm="1KiB")
+    numbered, many = pair.tiers._group._rows.stamps, pair.tiers._group._rows.above.most[0]
+    pair.step(kjt({"a": [list(range(4 * many))]}))
+    numbered._numbers = itertools.count(2**30 - 2)
+    waiting = [pair.forward(kjt({"a": [list(range(2 * many))]}))[0]]  # half of it is used in place
+    waiting.append(pair.forward(kjt({"a": [list(range(many, 3 * many))]}))[0])
+    pinned = pair.above().pinned
+    pair.step(kjt({"a": [list(range(2 * many, 4 * many))]}), 1)
+    assert numbered.of(2**30 - 2) == 1 and numbered.of(2**30 - 1) == 2
+    assert pair.above().pinned == pinned
+    pair.step(kjt({"a": [list(range(2 * many))]}), 2)
+    for seed, outs in enumerate(waiting):
+        pair.backward(outs, seed)
+    for first in range(3):
+        pair.step(kjt({"a": [list(range(first * many, (first + 1) * many))]}), first)
+    pair.check()
+    assert pair.above().pinned == 0
+
+
+@pytest.mark.timeout(30)  # it did not end
+def test_rows_leave_though_stamps_need_all_of_their_bits(monkeypatch):
+    monkeypatch.setattr(stamps, "_MOST", 2**31 - 2)
+    pair = Pair(adam(), hbm="1KiB")
+    pair.tiers._group._rows.stamps._numbers = itertools.count(2**31 - 7)
+    many = pair.tiers._group._rows.above.most[0]
+    for step in range(4):
+        pair.step(kjt({"a": [list(range(step % 3 * many, (step % 3 + 1) * many))]}), step)
+    pair.check()
+    assert pair.above().promotions > 0
 
 
 def test_forwards_without_a_backward():
@@ -474,6 +509,18 @@ def test_stats_tell_of_each_tier():
     assert (hbm.budget_bytes, dram.budget_bytes) == (1024, 2**20)
     stats = pair.tiers.table("a").stats()
     assert stats.bytes == hbm.bytes + dram.bytes == stats.index_bytes + stats.storage_bytes
+
+
+@pytest.mark.parametrize("below", [(), (MemoryStorage,)])
+def test_stats_tell_of_no_tier_that_was_not_asked_for(below):
+    tables = [with_tiers(adam("a"), [Dram("64KiB"), *below]), in_hbm(adam("b"))]
+    bags = shoal.EmbeddingBagCollection(tables, device=DEVICE, seed=7)
+    for _ in range(2):
+        train(bags, kjt({"a": [list(range(9))], "b": [[1]]}))
+    stats = bags.stats()["a"]
+    assert [tier.name for tier in stats.tiers] == ["Dram", *(made.__name__ for made in below)]
+    dram = stats.tiers[0]
+    assert (dram.rows, dram.hits, dram.misses, dram.bytes) == (9, 9, 9, stats.bytes)
 
 
 # ---- anything

@@ -31,6 +31,7 @@ WALKERS = 2112
 # Keys that a program of one warp finds, or takes from the list at a time.
 _FIND_BLOCK = 32
 _LIST_BLOCK = 32
+_RESTAMPED = 1024  # entries of a program
 
 
 # What a batch's finding wants of its caller, as variables of a program: by item its slot (`slots`); a list of those
@@ -269,6 +270,14 @@ class DeviceIndex:
                 self.anchor, self._at(table), self._buckets[table], keys, stamps, stamp, len(keys),
                 READ=read, BLOCK=32, num_warps=1,
             )  # fmt: skip
+
+    def restamp(self, firsts: Tensor) -> None:
+        """Of all tables, each stamp becomes how many of `firsts`, stamps in ascending order, are not later."""
+        for table, buckets in enumerate(self._buckets):
+            if buckets:
+                kernels.restamp[(blocks(buckets * ENTRIES, _RESTAMPED),)](
+                    self.anchor, self._at(table), buckets, firsts, len(firsts), BLOCK=_RESTAMPED
+                )
 
     def erase(self, table: int, keys: Tensor) -> Tensor:
         """Take distinct keys out; returns the slot that each had, or -1."""

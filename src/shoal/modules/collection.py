@@ -128,14 +128,17 @@ class Collection(nn.Module):
         """What every table holds and did, tier by tier, by name."""
         return {name: handle.stats() for name, handle in self.tables().items()}
 
+    def move_here(self, features: Any) -> Callable[[], None] | None:
+        """Move a batch of the host to a GPU's tables, in place. Returns what lets it go back, if it moved."""
+        features = features_of(type(self).__name__, features)
+        return move_in_place(features, self.device) if self.device.type == "cuda" else None
+
     def stage(self, features: Any) -> Staging | None:
         """Begin to bring the rows of a batch to the top tier, ahead of its lookup: what `shoal.prefetch` does.
 
-        A batch on the host comes to the tables' device, in place.
+        REQUIRES: the batch is on the tables' device.
         """
         features = features_of(type(self).__name__, features)
-        if self.device.type == "cuda" and features.values().device.type == "cpu":
-            move_in_place(features, self.device)
         return self._group.stage(list(features.keys()), features.values(), features.offsets())
 
     # ---- beside the rest of torch

@@ -1,14 +1,79 @@
-"""Batches of the host on their way to the tables' device."""
+"""Batches of the host on their way to the tables' device, and back."""
 
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
-def move_in_place(features: Any, device: torch.device) -> None:
+@dataclass(eq=False)
+class _Moved:
+    """A batch that was moved: its attributes on the host and on the device, and by how many it is needed there."""
+
+    features: Any
+    host: dict[str, Any]
+    there: dict[str, Any]
+    as_moved: dict[str, tuple[int, bool]]
+    holders: int = 0
+
+    def is_unchanged(self) -> bool:
+        """Whether it is as it was moved: what was written to it since is nowhere else."""
+        now = vars(self.features)
+        return all(
+            now.get(name) is self.there[name] and _marks(self.there[name]) == marks
+            for name, marks in self.as_moved.items()
+        )
+
+
+def _marks(tensor: Tensor) -> tuple[int, bool]:
+    """What changes when somebody writes to a tensor, or asks for its gradient."""
+    return -1 if tensor.is_inference() else tensor._version, tensor.requires_grad
+
+
+# By the batch's id, which is nobody else's while it is here: it may be on its way to a loop twice, or to two loops.
+_moved: dict[int, _Moved] = {}
+_lock = threading.RLock()  # whoever collects garbage may hold it, and close a loop
+
+
+def move_in_place(features: Any, device: torch.device) -> Callable[[], None] | None:
     """Move a KeyedJaggedTensor, ours or TorchRec's, to a device, behind what the current stream does: its holder need
-    not know. It goes by page-locked memory, and nobody waits."""
+    not know. It goes by page-locked memory, and nobody waits.
+
+    Returns what the caller calls, once, when it needs it there no more: then it has its tensors of the host again, if
+    nobody else needs it, or has changed it. None where it was not on the host.
+    """
+    with _lock:  # and not while it is copied: a loop may wait to let another one go
+        if (moved := _moved.get(id(features))) is not None:
+            moved.holders += 1
+            return partial(_let_go, moved)
+    if features.values().device.type != "cpu":
+        return None
     features.length_per_key()  # known here, it need not be asked of the device
     features.offsets()
-    there = features.pin_memory().to(device, non_blocking=True)
-    vars(features).update(vars(there))
+    there = dict(vars(features.pin_memory().to(device, non_blocking=True)))
+    as_moved = {name: _marks(value) for name, value in there.items() if isinstance(value, Tensor)}
+    with _lock:
+        moved = _moved.get(id(features))
+        if moved is None:
+            moved = _moved[id(features)] = _Moved(features, dict(vars(features)), there, as_moved)
+            vars(features).update(there)
+        moved.holders += 1  # or another thread was quicker
+    return partial(_let_go, moved)
+
+
+def _let_go(moved: _Moved) -> None:
+    for name in moved.as_moved:  # its memory is the loader's stream's: not again before this one is done with it
+        tensor = moved.there[name]
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    with _lock:
+        moved.holders -= 1
+        if moved.holders:
+            return
+        del _moved[id(moved.features)]
+        if moved.is_unchanged():
+            vars(moved.features).update({name: moved.host.get(name) for name in moved.there})

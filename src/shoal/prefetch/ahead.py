@@ -1,5 +1,7 @@
 """A loader whose batches find their rows in the top tier."""
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,6 +28,9 @@ class Stages(Protocol):
     @property
     def device(self) -> torch.device:
         """Where its rows are."""
+
+    def move_here(self, features: Any) -> Callable[[], None] | None:
+        """Move a batch of the host to a device, in place; returns what lets it go back, if it moved."""
 
     def stage(self, features: Any) -> Staging | None:
         """Begin to bring a batch's rows up."""
@@ -73,6 +78,39 @@ class _Together:
             part.release()
 
 
+class _Moved:
+    """Of the batches of one pass, in their order, what lets each go back to the host."""
+
+    def __init__(self) -> None:
+        self._batches: deque[list[Callable[[], None]]] = deque()
+        self._lock = threading.RLock()  # whoever collects garbage may hold it, and close
+        self._is_closed = False
+
+    def add(self, moved: list[Callable[[], None]]) -> None:
+        """A batch was moved; after the pass, it goes back at once."""
+        with self._lock:
+            if not self._is_closed:
+                self._batches.append(moved)
+                return
+        self._let_go(moved)
+
+    def let_go(self) -> None:
+        """The loop is done with its batch."""
+        self._let_go(self._batches.popleft())
+
+    def close(self) -> None:
+        """The loop is left."""
+        with self._lock:
+            self._is_closed = True
+        while self._batches:
+            self.let_go()
+
+    @staticmethod
+    def _let_go(moved: list[Callable[[], None]]) -> None:
+        for let_go in moved:
+            let_go()
+
+
 class Prefetch(Generic[BatchT]):
     """What `prefetch` returns: an iterable over the loader's batches, as often as the loader can be iterated over."""
 
@@ -89,7 +127,8 @@ class Prefetch(Generic[BatchT]):
 
     def __iter__(self) -> Iterator[BatchT]:
         devices = {bags.device: None for bags in self._bags if bags.device.type == "cuda"}
-        stage = partial(self._stage, Readers(_MOST_READERS))
+        moved = _Moved()
+        stage = partial(self._stage, Readers(_MOST_READERS), moved)
         run = Run(iter(self._loader), stage, self._depth, list(devices))
         try:
             while True:
@@ -98,10 +137,12 @@ class Prefetch(Generic[BatchT]):
                 except StopIteration:
                     return
                 yield batch
+                moved.let_go()
         finally:
             run.close()
+            moved.close()
 
-    def _stage(self, readers: Readers, batch: BatchT) -> Staging | None:
+    def _stage(self, readers: Readers, moved: _Moved, batch: BatchT) -> Staging | None:
         found = batch if self._features is None else self._features(batch)
         each = list(found) if isinstance(found, (list, tuple)) else [found] * len(self._bags)
         if len(each) != len(self._bags):
@@ -115,17 +156,35 @@ class Prefetch(Generic[BatchT]):
                     f"[prefetch] features: wanted the KeyedJaggedTensor that a collection will be called with; got "
                     f"{type(features).__name__}. {_WHAT_TO_PASS}"
                 )
+        self._require_one_device(each)
         parts: list[Staging] = []
+        let_go: list[Callable[[], None]] = []
         try:
             for bags, features in zip(self._bags, each, strict=True):
                 with suppress(ShoalError):  # the lookup will meet it too, and say so where it can be mended
+                    if (back := bags.move_here(features)) is not None:
+                        let_go.append(back)
                     if (part := bags.stage(features)) is not None:
                         parts.append(part)
         except BaseException:
             for part in parts:
                 part.release()
             raise
+        finally:
+            moved.add(let_go)
         return _Together(parts, readers) if parts else None
+
+    def _require_one_device(self, each: Sequence[Any]) -> None:
+        """What one collection's device has, another's has not."""
+        for features in each:
+            pairs = zip(self._bags, each, strict=True)
+            devices = sorted({str(bags.device) for bags, other in pairs if other is features})
+            if len(devices) > 1:
+                raise InputError(
+                    f"[prefetch] features: wanted a KeyedJaggedTensor for each device; got one for collections on "
+                    f"{' and '.join(devices)}. Pass prefetch(..., features=a function that returns a list with one for "
+                    f"each collection), and call each with its own."
+                )
 
 
 def prefetch(
@@ -138,8 +197,7 @@ def prefetch(
         for each; by default the batch is it.
     depth: batches that are on their way at a time, and at most eight are read at a time, so it should be as many steps
         as a read takes, and one more. Their rows hold places in memory; where all of it is held, they wait outside of
-        its budget (`ahead_bytes` in `stats()`). Once they take 16 MiB,
-        or a quarter of it, only the next batch is read.
+        its budget (`ahead_bytes` in `stats()`). Once they take 16 MiB, or a quarter of it, only the next batch is read.
 
     The loader runs in a thread, ahead of the loop, by `depth` batches and, where tables are in host memory, one more:
     one that draws from torch's global generator draws before the loop does. Give it a generator of its own. Whoever
@@ -149,8 +207,11 @@ def prefetch(
     A storage that fails ahead of a lookup does not end the loop: the lookup asks it again. A PrefetchWarning tells of
     the first time, and `failures` in `stats()` counts them.
 
-    For collections on a GPU, batches of the host are moved there, in place. The loader runs in a thread, and its work
-    on the GPU on a stream of its own; the loop's stream waits for the batch it is given.
+    For collections on a GPU, batches of the host are moved there, in place: the KeyedJaggedTensor that `features` finds
+    has its tensors on the GPU until the loop goes on to the next batch, or is left. Then it has those of the host
+    again, unless the loop has changed it: so a list of batches does not come to lie on the GPU. Collections on
+    different devices need a KeyedJaggedTensor each: let `features` return a list. The loader's work on the GPU is on a
+    stream of its own; the loop's stream waits for the batch it is given.
     """
     several = list(bags) if isinstance(bags, (list, tuple)) else [bags]
     if not several or not all(callable(getattr(one, "stage", None)) for one in several):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Table, debugging
-from shoal.errors import CapacityError, InputError, NonFiniteError
+from shoal.errors import CapacityError, DeviceError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
 from shoal.table.device_below import DeviceBelow
@@ -43,15 +43,15 @@ class Batch:
     training: bool
     size: int
     sizes: _native.BatchSizes | None  # where somebody wants them
-    stamp: int  # of its keys, where tables have tiers; else 0
+    number: int  # where tables have tiers; else 0
     steps: Tensor | None = None  # of the tables, where other backwards came since; else as they are now
     applied: bool = False
 
 
-def _oldest_at_work(group: "weakref.ref[DeviceGroup]", coming: bool) -> int | None:
+def _at_work(group: "weakref.ref[DeviceGroup]", coming: bool) -> Sequence[int]:
     # The rows would keep their group, and its files, alive if they knew it.
     held = group()
-    return None if held is None else held.oldest_at_work(coming)
+    return () if held is None else held.at_work(coming)
 
 
 class DeviceGroup(Group):
@@ -77,7 +77,7 @@ class DeviceGroup(Group):
         self._traffic = None if self._rows.above is None else Traffic(self._rows.above.tiers)
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
         self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
-        self._rows.oldest_at_work = partial(_oldest_at_work, weakref.ref(self))
+        self._rows.at_work = partial(_at_work, weakref.ref(self))
         self.missing = MissingKeys(self._rows)
 
     def _touch(self, batch: Batch) -> None:
@@ -261,6 +261,14 @@ class DeviceGroup(Group):
                 f"that a feature feeds; got {values.numel()} values for up to {plan.copies} and {size} bags for "
                 f"{len(plan.parts)}. Split it."
             )
+        if plan.deep and self._streams.is_capturing:
+            deep = sorted({part.table for part in plan.parts} & self._rows.deep)
+            names = ", ".join(repr(self.tables[number].config.name) for number in deep)
+            raise DeviceError(
+                f"[{self.name}] the current stream is being captured into a CUDA graph; before every lookup of {names} "
+                f"the host asks the storage below device memory, which a graph would not repeat. Look up outside of "
+                f"it, and capture the rest of the model."
+            )
         with self.writing() if training or keep or plan.deep else self.reading():
             if training and self._rows.ledger.says_worse(self._reported):
                 self._raise(self._rows.hear())
@@ -277,10 +285,10 @@ class DeviceGroup(Group):
                 self.below(number).fetched += positions
             if debugging() and training:
                 self._heard_now()
-            batch = Batch(looked, training, size, sizes, pins.stamp)
+            batch = Batch(looked, training, size, sizes, pins.number)
             if training and not keep:
                 self._touch(batch)
-            if pins.stamp:
+            if pins.number:
                 # Rows that a lease holds stay while they are read.
                 self._streams.looked_up(looked.found if keep else None)
                 self._updated.clear()
@@ -322,12 +330,12 @@ class DeviceGroup(Group):
         assert below is not None
         return below
 
-    def oldest_at_work(self, coming: bool) -> int | None:
-        """The oldest stamp of a batch whose backward may follow; with `coming`, or that is on its way."""
-        stamps = [batch.stamp for batch in self._leases.live() if batch.stamp and not batch.applied]
+    def at_work(self, coming: bool) -> list[int]:
+        """The numbers of batches whose backward may follow; with `coming`, also of those on their way."""
+        numbers = [batch.number for batch in self._leases.live() if batch.number and not batch.applied]
         if coming:
-            stamps += [staging.pins.stamp for staging in tuple(self.staged.values())]
-        return min(stamps, default=None)
+            numbers += [staging.number for staging in tuple(self.staged.values())]
+        return numbers
 
     # ---- ahead
 
@@ -350,22 +358,29 @@ class DeviceGroup(Group):
         assert stream is not None
         return stream
 
-    def pin_ahead(self) -> Pins:
+    def number_ahead(self) -> int:
         """For a batch on its way."""
-        return self._rows.pin()
+        return self._rows.stamps.number()
 
-    def pins_now(self, pins: Pins) -> Pins:
-        """The same batch's, as others are at work now."""
-        return self._rows.pins_of(pins.stamp)
+    def pins_of(self, number: int) -> Pins:
+        """For the batch of that number, as others are at work now. REQUIRES: the lock is held."""
+        return self._rows.pins_of(number)
 
     def place(self, staging: DeviceStaging) -> None:
         """Bring rows up to device memory, as far as there is room. Waits for nothing."""
+        if self._rows.stamps.are_used_up(staging.number):  # and no lookup may come that has the tables to itself
+            with self.writing():
+                self._rows.restamp()
         with self._held_alone(lambda: None), self._streams.place(staging.ready):
             if self.staged.get(staging.address) is not staging:
                 return  # looked up already, or dropped
-            pins = self.pins_now(staging.pins)
+            if self._streams.is_captured:  # since it was staged: a graph that runs would not wait for rows that move
+                return
+            pins = self.pins_of(staging.number)
             if not self._streams.waits_for_updates:
-                pins = Pins(pins.stamp, *(min((one, *self._updated)) for one in (pins.oldest, pins.held)))
+                updated = [self._rows.stamps.of(number) for number in self._updated]
+                in_use = (min((one, *updated)) for one in (pins.oldest, pins.held))
+                pins = Pins(pins.number, pins.stamp, *in_use)
             self._lookups.place(staging.plan, staging.values, staging.offsets, pins)
 
     # ---- backward
@@ -393,8 +408,8 @@ class DeviceGroup(Group):
             if batch.training and plan.trained:
                 self._apply(batch, looked, rows)
             batch.applied = True
-            if batch.stamp:
-                self._updated.append(batch.stamp)
+            if batch.number:
+                self._updated.append(batch.number)
             if debugging():
                 self._heard_now()
             return result

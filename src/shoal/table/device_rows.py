@@ -7,7 +7,6 @@ it last heard, and how many came since. What the device counted comes back behin
 there.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from shoal.storage.hbm import HbmStorage, Layout
 from shoal.storage.pinned import pinned_bytes
 from shoal.table.device_tiers import UpperTier
 from shoal.table.ledger import Ledger
+from shoal.table.stamps import NOBODY, Stamps
 
 _KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
 TRITON_TYPES = {
@@ -40,7 +40,6 @@ TRITON_TYPES = {
     "bfloat16": triton.language.bfloat16,
 }
 _UNLIMITED = 2**31 - 1
-_NOBODY = 2**31 - 1  # a stamp that no batch has
 _BATCHES_AHEAD = 4
 _LEAST_GROWTH = 1024  # rows
 
@@ -85,9 +84,10 @@ def signed(word: int) -> int:
 
 @dataclass(frozen=True)
 class Pins:
-    """Which rows are in use: those stamped with the number of the `oldest` batch at work or on its way, or a later one.
-    `held`: the oldest at work. `stamp`: the number of this one."""
+    """Which rows are in use: those with the stamp of the `oldest` batch at work or on its way, or a later one. `held`:
+    of the oldest at work. `stamp`: of this one. For as long as the group's lock is held: stamps may begin anew."""
 
+    number: int = 0  # the batch's
     stamp: int = 0
     oldest: int = 0
     held: int = 0
@@ -130,9 +130,9 @@ class DeviceRows:
         self.deep = frozenset(number for number, config in enumerate(configs) if has_storage(config))
         tells_ages = bool(self.deep & self.tiered)
         self.above = UpperTier(self.index, self.storage, self.families, above, tells_ages) if tiered else None
-        # Tells the oldest batch whose rows are in use, among those on their way too or not; its group knows.
-        self.oldest_at_work: Callable[[bool], int | None] = lambda _coming: None
-        self._stamps = itertools.count(1)  # of batches
+        # Tells the batches whose rows are in use, those on their way too or not; its group knows.
+        self.at_work: Callable[[bool], Sequence[int]] = lambda _coming: ()
+        self.stamps = Stamps()
         self.steps = torch.zeros(tables, dtype=torch.int64, device=device)
         self.inits, self.scales = self._initialisers(seed)
         self.normal = _native.normal_table().to(device)
@@ -334,18 +334,34 @@ class DeviceRows:
     # ---- keys
 
     def pin(self) -> Pins:
-        """For a batch whose rows must not move until its backward, if one follows."""
-        return self.pins_of(next(self._stamps))
+        """For a batch whose rows must not move until its backward, if one follows. REQUIRES: the group is alone."""
+        number = self.stamps.number()
+        if self.stamps.are_used_up(number):
+            self.restamp()
+            number = self.stamps.number()
+        return self.pins_of(number)
 
-    def pins_of(self, stamp: int) -> Pins:
+    def pins_of(self, number: int) -> Pins:
         """For the batch of that number, as others are at work now."""
-        held, oldest = self.oldest_at_work(False), self.oldest_at_work(True)
-        return Pins(stamp, min(oldest or stamp, stamp), held or _NOBODY)
+        stamp, held, oldest = self.stamps.of(number), self.oldest_at_work(False), self.oldest_at_work(True)
+        return Pins(number, stamp, min(oldest or stamp, stamp), held or NOBODY)
 
     def pins_at_work(self, pins: Pins) -> Pins:
         """The same, where batches that are only on their way do not count."""
-        held = self.pins_of(pins.stamp).held
-        return Pins(pins.stamp, min(held, pins.stamp), held)
+        held = self.oldest_at_work(False) or NOBODY
+        return Pins(pins.number, pins.stamp, min(held, pins.stamp), held)
+
+    def oldest_at_work(self, coming: bool) -> int | None:
+        """The least stamp of batches whose rows are in use; with `coming`, also of those on their way."""
+        return min(map(self.stamps.of, self.at_work(coming)), default=None)
+
+    def restamp(self) -> None:
+        """Let stamps begin anew. Rows in use stay so; of the others nobody knows any more which were used last.
+        REQUIRES: the group is alone."""
+        firsts = torch.tensor(self.stamps.begin_anew(self.at_work(True)), dtype=torch.int32).to(self.device)
+        self.index.restamp(firsts)
+        if self.above is not None:
+            self.above.restamp(firsts)
 
     @property
     def variables(self) -> tuple[str, ...]:

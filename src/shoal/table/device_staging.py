@@ -16,6 +16,7 @@ from shoal.table.below import Staged, may_read_ahead
 from shoal.table.device_below import DeviceBelow, Leaving
 from shoal.table.device_missing import Missing
 from shoal.table.device_plan import DevicePlan
+from shoal.table.device_rows import Pins
 from shoal.table.leaving import Departures
 from shoal.table.reading import Asked, read_below
 from shoal.table.staging import address_of
@@ -53,8 +54,13 @@ class DeviceStaging:
         self._missing: dict[int, Missing] = {}
         self._epochs: list[int] = []
         self._is_found = self._is_placed = self._is_released = False
-        self.pins = group.pin_ahead()
+        self.number = group.number_ahead()
         group.staged[self.address] = self
+
+    @property
+    def pins(self) -> Pins:
+        """Which rows are in use now. REQUIRES: the group's lock is held."""
+        return self.group.pins_of(self.number)
 
     def is_of(self, values: Tensor, offsets: Tensor) -> bool:
         """Whether these are the batch's tensors, and nobody wrote to them since."""
@@ -188,7 +194,7 @@ class DeviceStaging:
                 below = self.group.below(number)
                 below.keep(self._missing[number].keys, self.pins)  # what others brought meanwhile stays
                 lacking = len(self._missing[number].keys) - below.spare()
-                if chosen := below.begin_leaving(lacking, self.group.pins_now(self.pins)):
+                if chosen := below.begin_leaving(lacking, self.pins):
                     leaving.add(below, chosen, below.below.writing, partial(self._end_leaving, below, chosen))
         except BaseException:
             leaving.call_off()
@@ -196,7 +202,7 @@ class DeviceStaging:
         return leaving
 
     def _end_leaving(self, below: DeviceBelow, leaving: Leaving) -> None:
-        below.end_leaving(leaving, self.group.pins_now(self.pins))
+        below.end_leaving(leaving, self.pins)
 
     def _let_leave(self, leaving: Departures) -> None:
         """Write what leaves, without the group's lock; then it may."""

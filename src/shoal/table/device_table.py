@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Column
+from shoal.config import Column, Hbm
 from shoal.errors import CapacityError
 from shoal.metrics import Counters
 from shoal.records import Rows
@@ -344,9 +344,17 @@ class DeviceTable:
         )
         if above is None or not above.has(self._number):
             return self._with_storage(last)
-        copies, dirty, pinned = above.held(self._number, self._rows.oldest_at_work(True))
         promoted, demoted = above.counted(self._number)
         not_above = self._rows.not_above(self._number)
+        last = replace(
+            last,
+            hits=not_above - last.misses,
+            read_bytes=promoted * row_bytes,
+            written_bytes=demoted * row_bytes,
+        )
+        if self.config.tier(Hbm) is None:
+            return self._with_storage(last)
+        copies, dirty, pinned = above.held(self._number, self._rows.oldest_at_work(True))
         first = TierStats(
             name="Hbm",
             rows=copies,
@@ -360,12 +368,6 @@ class DeviceTable:
             dirty=dirty,
             pinned=pinned,
             capacity=above.most[self._number],
-        )
-        last = replace(
-            last,
-            hits=not_above - last.misses,
-            read_bytes=promoted * row_bytes,
-            written_bytes=demoted * row_bytes,
         )
         return first, *self._with_storage(last)
 

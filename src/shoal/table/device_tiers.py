@@ -209,6 +209,12 @@ class UpperTier:
             homes.fill_(-1)
         self._set_ring(table, torch.empty_like(self._rings[table]), torch.cat(self._slots[table]))
 
+    def restamp(self, firsts: Tensor) -> None:
+        """Each stamp becomes how many of `firsts`, stamps in ascending order, are not later."""
+        self.index.restamp(firsts)
+        in_place = self.tiers[:, kernels.IN_PLACE.value]
+        in_place.copy_(torch.searchsorted(firsts.long(), in_place.contiguous(), right=True))
+
     def counted(self, table: int) -> tuple[int, int]:
         """How many rows came up and how many were written down."""
         tier = self.tiers[table].tolist()

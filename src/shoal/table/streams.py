@@ -31,11 +31,16 @@ class Streams:
         self._looked: torch.cuda.Event | None = None  # behind it are updates only
         self.is_captured = False  # whether a lookup is in a CUDA graph: when that runs, nobody is told
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what comes next on the current stream goes into a CUDA graph."""
+        return self._is_cuda and torch.cuda.is_current_stream_capturing()
+
     def follow(self, alone: bool, update: bool = False) -> None:
         """The current stream is behind what it must be behind, for a call that comes next."""
         if not self._is_cuda:
             return
-        capturing = torch.cuda.is_current_stream_capturing()
+        capturing = self.is_capturing
         if alone and capturing:
             raise DeviceError(
                 f"[{self._name}] the current stream is being captured into a CUDA graph, which would repeat one "
@@ -46,6 +51,8 @@ class Streams:
         raw = torch._C._cuda_getCurrentRawStream(self._device.index)
         if not update and (alone or raw == self._writer):
             self._looked = None
+        if update and self._is_read_elsewhere():
+            self._looked = None  # behind it are lookups too, of which nobody knows from here on but this stream
         placed = None if update else self._placed
         follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
         if (follows and placed is None) or capturing:
@@ -68,6 +75,11 @@ class Streams:
         self._readers.clear()
         if placed is not None:
             self._placed = None
+
+    def _is_read_elsewhere(self) -> bool:
+        """Whether streams read that neither the last call that was alone had, nor placing has."""
+        own = {self._writer} if self._placing is None else {self._writer, self._placing.cuda_stream}
+        return bool(self._readers.keys() - own)
 
     def looked_up(self, found: "torch.cuda.Event | None") -> None:
         """What the current stream was given up to `found`, or by now, is before rows that are placed; what is behind it

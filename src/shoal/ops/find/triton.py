@@ -352,6 +352,22 @@ def stamp_keys(anchor, at, buckets, keys, stamps, stamp, n, READ: tl.constexpr, 
         tl.store(word, tl.zeros_like(slot) + stamp, mask=last < stamp)
 
 
+@triton.jit(do_not_specialize=["buckets", "many"])
+def restamp(anchor, at, buckets, firsts, many, BLOCK: tl.constexpr):
+    """Each stamp of one table becomes how many of `firsts`, so many stamps in order, are not later."""
+    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bucket_at = (at + lane // ENTRIES * BUCKET_UNITS) * UNIT
+    word = anchor + bucket_at // 4 + FIRST_SLOT + STAMP_BEHIND_SLOT + lane % ENTRIES
+    live = lane // ENTRIES < buckets
+    stamp = tl.load(word, mask=live, other=0)
+    anew = tl.zeros_like(stamp)
+    one = 0
+    while one < many:
+        anew += (stamp >= tl.load(firsts + one)).to(tl.int32)
+        one += 1
+    tl.store(word, anew, mask=live)
+
+
 @triton.jit
 def find_keys(anchor, at, buckets, keys, slots, n, BLOCK: tl.constexpr):
     """Slots of keys in one table."""

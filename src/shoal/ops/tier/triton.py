@@ -148,7 +148,7 @@ def choose(anchor, tables, tiers, numbers, asked_count, pinned_from, SAMPLE: tl.
             # A quarter more where it is a sample: a few that it does not tell of must not be lacking.
             enough = tl.where(looked < buckets, wanted * looked * 5 // (buckets * 4) + 4, wanted)
             while low < high:
-                middle = (low + high) // 2
+                middle = low + (high - low) // 2  # their sum may be more than 31 bits
                 older = ((words >= 0) & (stamp < middle)).to(tl.int32)
                 reached = tl.sum(tl.sum(older, axis=1), axis=0) >= enough
                 high = tl.where(reached, middle, high)
