@@ -28,6 +28,7 @@ PUBLIC = [
     "KeyedTensor",
     "Normal",
     "PartialRowwiseAdam",
+    "PrefetchWarning",
     "RowwiseAdagrad",
     "SGD",
     "Ssd",

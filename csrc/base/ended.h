@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace shoal {
 
@@ -28,29 +27,34 @@ class Ended {
   // It ended. Asks for no memory, and waits for nobody. The note is the list's from here on.
   static void add(Note* note) noexcept {
     const std::shared_ptr<Ended> list = std::move(note->list);  // or the list would hold itself
-    note->next = list->first_.load(std::memory_order_relaxed);
-    while (
-        !list->first_.compare_exchange_weak(note->next, note, std::memory_order_release, std::memory_order_relaxed)) {
-    }
+    list->push(note);
   }
 
   bool any() const { return first_.load(std::memory_order_relaxed) != nullptr; }
 
-  // All that ended since the last call, in no order.
-  std::vector<int64_t> take() {
-    std::vector<int64_t> numbers;
-    size_t count = 0;
-    Note* const notes = first_.exchange(nullptr, std::memory_order_acquire);
-    for (Note* note = notes; note; note = note->next) ++count;
-    numbers.reserve(count);
-    for (Note* note = notes; note;) {
-      numbers.push_back(note->number);
-      delete std::exchange(note, note->next);
+  // Hands all that ended since the last call to `visit`, in no order. What it throws, it may throw again: that number and
+  // those behind it come with the next call.
+  template <typename Visit>
+  void take(const Visit& visit) {
+    Note* note = first_.exchange(nullptr, std::memory_order_acquire);
+    try {
+      while (note) {
+        visit(note->number);
+        delete std::exchange(note, note->next);
+      }
+    } catch (...) {
+      while (note) push(std::exchange(note, note->next));
+      throw;
     }
-    return numbers;
   }
 
  private:
+  void push(Note* note) noexcept {
+    note->next = first_.load(std::memory_order_relaxed);
+    while (!first_.compare_exchange_weak(note->next, note, std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  }
+
   std::atomic<Note*> first_{nullptr};
 };
 

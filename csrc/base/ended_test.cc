@@ -1,26 +1,49 @@
 #include "base/ended.h"
 
 #include <algorithm>
+#include <new>
 #include <thread>
+#include <vector>
 
 #include "base/check.h"
 
 namespace shoal {
 namespace {
 
-std::vector<int64_t> sorted(std::vector<int64_t> numbers) {
+std::vector<int64_t> taken(Ended& list) {
+  std::vector<int64_t> numbers;
+  list.take([&](int64_t number) { numbers.push_back(number); });
   std::sort(numbers.begin(), numbers.end());
   return numbers;
 }
 
 void what_ended_is_taken_once() {
   auto list = std::make_shared<Ended>();
-  CHECK(!list->any() && list->take().empty());
+  CHECK(!list->any() && taken(*list).empty());
   for (int64_t number : {3, 1, 2}) Ended::add(new Ended::Note{number, list});
   CHECK(list->any());
-  CHECK(sorted(list->take()) == std::vector<int64_t>({1, 2, 3}));
-  CHECK(!list->any() && list->take().empty());
+  CHECK(taken(*list) == std::vector<int64_t>({1, 2, 3}));
+  CHECK(!list->any() && taken(*list).empty());
   Ended::add(new Ended::Note{7, list});  // and nobody takes it
+}
+
+void what_could_not_be_handed_over_comes_again() {
+  auto list = std::make_shared<Ended>();
+  for (int64_t number : {1, 2, 3, 4}) Ended::add(new Ended::Note{number, list});
+  std::vector<int64_t> all;
+  bool threw = false;
+  try {
+    list->take([&](int64_t number) {
+      if (all.size() == 2) throw std::bad_alloc();
+      all.push_back(number);
+    });
+  } catch (const std::bad_alloc&) {
+    threw = true;
+  }
+  CHECK(threw && list->any());
+  for (int64_t number : taken(*list)) all.push_back(number);
+  std::sort(all.begin(), all.end());
+  CHECK(all == std::vector<int64_t>({1, 2, 3, 4}));
 }
 
 void a_note_outlives_the_owner() {
@@ -42,9 +65,9 @@ void threads_add_while_one_takes() {
     });
   std::vector<int64_t> all;
   while (all.size() < size_t{kThreads} * kEach)
-    for (int64_t number : list->take()) all.push_back(number);
+    for (int64_t number : taken(*list)) all.push_back(number);
   for (std::thread& thread : threads) thread.join();
-  all = sorted(all);
+  std::sort(all.begin(), all.end());
   for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == static_cast<int64_t>(i));
 }
 
@@ -53,6 +76,7 @@ void threads_add_while_one_takes() {
 
 int main() {
   shoal::what_ended_is_taken_once();
+  shoal::what_could_not_be_handed_over_comes_again();
   shoal::a_note_outlives_the_owner();
   shoal::threads_add_while_one_takes();
 }

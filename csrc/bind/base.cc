@@ -140,7 +140,7 @@ static void bind_locks(nb::module_& m) {
       .def(
           "__init__",
           [](Held* held, const Guard& guard, nb::object owner) { new (held) Held{guard, std::move(owner)}; },
-          nb::arg("guard"), nb::arg("owner"))
+          nb::arg("guard"), nb::arg("owner"), nb::keep_alive<1, 2>())
       .def("__enter__", &Held::enter)
       .def(
           "__exit__",
@@ -195,7 +195,10 @@ void bind_base(nb::module_& m) {
       .def(nb::init<>())
       .def("hold", &held_number, nb::arg("number"), "A tensor of one number")
       .def_prop_ro("any", &Ended::any)
-      .def("take", &Ended::take, "Those since the last call");
+      .def(
+          "take", [](Ended& ended, nb::list into) { ended.take([&](int64_t number) { into.append(number); }); },
+          nb::arg("into"), nb::sig("def take(self, into: list[int]) -> None"),
+          "Append those since the last call, all in one call that no interrupt divides");
 }
 
 }  // namespace shoal

@@ -90,8 +90,10 @@ class Ended:
     @property
     def any(self) -> bool: ...
 
-    def take(self) -> list[int]:
-        """Those since the last call"""
+    def take(self, into: list[int]) -> None:
+        """
+        Append those since the last call, all in one call that no interrupt divides
+        """
 
 class FileOwner(enum.Enum):
     """Whose file it is: errors say what to do about it"""

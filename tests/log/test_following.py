@@ -37,6 +37,18 @@ def test_keys_that_change_again_and_again_are_kept_once(tmp_path):
         assert (log.newest.tables["t"].puts, log.newest.tables["t"].replaces) == (len(KEYS), False)
 
 
+def test_rows_are_counted_once_where_a_log_follows(tmp_path):
+    """Keys that come and are listed in large numbers ask how many rows there are."""
+    bags = one_table()
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(bags)
+        keys = torch.arange(changes._LEAST_KEYS + 5000)
+        bags.table("t").assign(keys, torch.randn(len(keys), 4))
+        assert len(bags.table("t")) == len(keys)
+        log.commit(bags)
+        assert len(bags.table("t")) == len(keys) == len(bags.table("t").keys())
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 def test_keys_that_are_born_and_die_behind_a_log_do_not_pile_up(tmp_path, sealed):
     bags = one_table()

@@ -13,6 +13,7 @@ from batches import assert_same_rows
 from tiered import assert_equal_outputs, below, collection, skewed_kjt
 
 import shoal
+from shoal.table.arrivals import Arriving
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="only the main thread is interrupted"
@@ -139,3 +140,67 @@ def test_a_loop_that_is_interrupted_is_begun_again(kind, tmp_path):
                 step += 1
     outs = one = None
     assert_sound(bags, plain)
+
+
+def test_rows_that_a_traceback_holds_are_not_taken_out_later(monkeypatch):
+    """An interrupt at the end of an arrival: what is in by then stays, whoever keeps the exception."""
+    bags = collection(TABLES)
+    batch = skewed_kjt("ab", torch.Generator().manual_seed(0))
+    leave = Arriving.__exit__
+
+    def interrupted(_self, *_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Arriving, "__exit__", interrupted)
+    try:
+        bags(batch)
+    except KeyboardInterrupt as error:
+        kept = error
+    monkeypatch.setattr(Arriving, "__exit__", leave)
+    bags(batch).values().sum().backward()
+    rows = bags.table("a").lookup(bags.table("a").keys())
+    del kept
+    gc.collect()
+    assert torch.equal(bags.table("a").lookup(bags.table("a").keys()), rows)
+    for table in bags._group.tables:
+        assert len(table) == len(table.keys()) == table.storage.native.live
+
+
+def test_leases_that_ended_are_not_forgotten(monkeypatch):
+    bags = collection(TABLES)
+    group = bags._group
+    batch = skewed_kjt("ab", torch.Generator().manual_seed(0))
+    outs = [bags(batch) for _ in range(5)]
+    touch, calls = group._touch, []
+
+    def interrupted(batch):
+        calls.append(batch)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        touch(batch)
+
+    monkeypatch.setattr(group, "_touch", interrupted)
+    del outs
+    gc.collect()
+    with pytest.raises(KeyboardInterrupt), group.writing():
+        pass
+    with group.writing():
+        assert not group._leases.live()
+    assert len(calls) == 6 and calls[2] is calls[3]
+    assert locks_are_free(bags)
+
+
+@pytest.mark.parametrize("kind", ["memory", None])
+def test_erases_that_are_interrupted_lose_no_slot_and_no_count(kind, tmp_path):
+    bags = collection(TABLES, [shoal.Dram("120KiB"), below(kind, tmp_path)] if kind else None)
+    keys, generator = torch.arange(1500), torch.Generator().manual_seed(0)
+    table, held = bags.table("a"), bags._group.tables[0]
+    end = time.monotonic() + SECONDS / 2
+    with Interrupts() as interrupts:
+        while time.monotonic() < end or interrupts.count < 20:
+            table.assign(keys, torch.zeros(len(keys), 8))
+            some = keys[torch.randperm(len(keys), generator=generator)[:700]]
+            interrupts.call(0.002, lambda some=some: table.erase(some))
+            assert len(table) == len(table.keys())
+            assert held.storage.native.live == len(held.index)
+    assert locks_are_free(bags)

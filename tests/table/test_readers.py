@@ -89,6 +89,18 @@ def test_an_interrupt_of_the_caller_waits_for_nobody():
     may_go_on.set()
 
 
+def test_where_no_thread_can_be_had_the_caller_does_it_all(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    readers = Readers(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert readers.map(abs, [-1, -2, -3]) == [1, 2, 3]
+    meeting = threading.Barrier(3)  # and once there are some, they are used
+    readers.map(lambda _n: meeting.wait(30), range(3))
+
+
 def test_several_callers_share_the_threads():
     readers, results = Readers(2), []
     callers = [

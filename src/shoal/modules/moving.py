@@ -1,5 +1,6 @@
 """Batches of the host on their way to the tables' device, and back."""
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ class _Moved:
     host: dict[str, Any]
     there: dict[str, Any]
     as_moved: dict[str, tuple[int, bool]]
+    copied: torch.cuda.Event | None  # behind the copy, on the stream that made it
     holders: int = 0
 
     def is_unchanged(self) -> bool:
@@ -48,20 +50,28 @@ def move_in_place(features: Any, device: torch.device) -> Callable[[], None] | N
     """
     with _lock:  # and not while it is copied: a loop may wait to let another one go
         if (moved := _moved.get(id(features))) is not None:
-            moved.holders += 1
-            return partial(_let_go, moved)
-    if features.values().device.type != "cpu":
+            return _held(moved, device)
+        host = copy.copy(features)  # another thread may move it meanwhile
+    if host.values().device.type != "cpu":
         return None
-    features.length_per_key()  # known here, it need not be asked of the device
-    features.offsets()
-    there = dict(vars(features.pin_memory().to(device, non_blocking=True)))
+    host.length_per_key()  # known here, it need not be asked of the device
+    host.offsets()
+    there = dict(vars(host.pin_memory().to(device, non_blocking=True)))
     as_moved = {name: _marks(value) for name, value in there.items() if isinstance(value, Tensor)}
+    copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
     with _lock:
         moved = _moved.get(id(features))
-        if moved is None:
-            moved = _moved[id(features)] = _Moved(features, dict(vars(features)), there, as_moved)
+        if moved is None:  # or another thread was quicker
+            moved = _moved[id(features)] = _Moved(features, dict(vars(host)), there, as_moved, copied)
             vars(features).update(there)
-        moved.holders += 1  # or another thread was quicker
+        return _held(moved, device)
+
+
+def _held(moved: _Moved, device: torch.device) -> Callable[[], None]:
+    """One more needs it there: the current stream waits for the copy, which another one may have made."""
+    if moved.copied is not None:
+        torch.cuda.current_stream(device).wait_event(moved.copied)
+    moved.holders += 1
     return partial(_let_go, moved)
 
 

@@ -129,8 +129,9 @@ class Prefetch(Generic[BatchT]):
         devices = {bags.device: None for bags in self._bags if bags.device.type == "cuda"}
         moved = _Moved()
         stage = partial(self._stage, Readers(_MOST_READERS), moved)
-        run = Run(iter(self._loader), stage, self._depth, list(devices))
+        run: Run[BatchT] | None = None
         try:
+            run = Run(iter(self._loader), stage, self._depth, list(devices))
             while True:
                 try:
                     batch = run.next()
@@ -139,7 +140,8 @@ class Prefetch(Generic[BatchT]):
                 yield batch
                 moved.let_go()
         finally:
-            run.close()
+            if run is not None:
+                run.close()
             moved.close()
 
     def _stage(self, readers: Readers, moved: _Moved, batch: BatchT) -> Staging | None:

@@ -56,7 +56,7 @@ def _close_all() -> None:
 
 
 class PrefetchWarning(UserWarning):
-    """A storage failed while rows were brought ahead, which lookups then bring themselves."""
+    """A storage failed while rows were brought ahead, which lookups then bring themselves, or raise."""
 
 
 @dataclass(eq=False)
@@ -85,6 +85,15 @@ class _Line(Generic[BatchT]):
         self.batches: deque[_Ahead[BatchT]] = deque()
         self.came = came
         self.has_ended = False
+
+
+def _told(error: BaseException) -> str:
+    """What is wrong, of an exception that may be anything."""
+    try:
+        said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+        return "; ".join(said).rstrip(".")
+    except Exception:
+        return type(error).__name__
 
 
 class Run(Generic[BatchT]):
@@ -450,8 +459,7 @@ class Run(Generic[BatchT]):
             if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
                 raise  # whoever interrupts the loop means it
             if not self._is_closed and self._failure is None and _is_of_storage(error):
-                said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-                self._failure = "; ".join(said).rstrip(".")
+                self._failure = _told(error)
 
     def _may_wait(self) -> bool:
         """Wait for batches before this one to let their rows go, unless the loop waits for this one."""

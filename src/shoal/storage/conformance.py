@@ -95,6 +95,11 @@ def _content(keys: Tensor, version: int, row_bytes: int) -> Tensor:
     return ((seeds[:, None] + torch.arange(row_bytes, device="cpu")) % 251).to(torch.uint8)
 
 
+def _nothing(n: int, row_bytes: int) -> tuple[Tensor, Tensor]:
+    """Rows of keys that have none, and that."""
+    return torch.zeros(n, row_bytes, dtype=torch.uint8, device="cpu"), torch.zeros(n, dtype=torch.bool, device="cpu")
+
+
 def _expect(storage: Storage, keys: Tensor, wanted: Tensor, has: Tensor, where: str) -> None:
     rows, found = storage.read(keys)
     assert rows.shape == wanted.shape and rows.dtype == torch.uint8, (
@@ -112,11 +117,23 @@ def _expect(storage: Storage, keys: Tensor, wanted: Tensor, has: Tensor, where: 
 def _finds_nothing_at_first(storage: Storage, row_bytes: int) -> None:
     assert len(storage) == 0 and len(storage.keys()) == 0, "a new storage has no keys"
     keys = torch.tensor(_EXTREMES, device="cpu")
-    _expect(storage, keys, torch.zeros(4, row_bytes, dtype=torch.uint8), torch.zeros(4, dtype=torch.bool), "when new")
+    _expect(
+        storage,
+        keys,
+        torch.zeros(4, row_bytes, dtype=torch.uint8, device="cpu"),
+        torch.zeros(4, dtype=torch.bool, device="cpu"),
+        "when new",
+    )
     assert storage.erase(keys) == 0, "erase counts what was there"
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     storage.write(none, torch.empty(0, row_bytes, dtype=torch.uint8, device="cpu"))
-    _expect(storage, none, torch.empty(0, row_bytes, dtype=torch.uint8), torch.empty(0, dtype=torch.bool), "no keys")
+    _expect(
+        storage,
+        none,
+        torch.empty(0, row_bytes, dtype=torch.uint8, device="cpu"),
+        torch.empty(0, dtype=torch.bool, device="cpu"),
+        "no keys",
+    )
 
 
 def _takes_any_key(storage: Storage, row_bytes: int) -> None:
@@ -130,10 +147,10 @@ def _takes_any_key(storage: Storage, row_bytes: int) -> None:
 
 def _keeps_what_was_written_last(storage: Storage, row_bytes: int, rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    versions = torch.full((rows,), -1)
+    versions = torch.full((rows,), -1, device="cpu")
     everything = torch.arange(rows, device="cpu")
     for version in range(12):
-        some = torch.randperm(rows, generator=generator)[: rows // 3]
+        some = torch.randperm(rows, generator=generator, device="cpu")[: rows // 3]
         if version % 4 == 3:
             erased = storage.erase(some)
             assert erased == int((versions[some] >= 0).sum()), "erase counts what was there"
@@ -141,7 +158,7 @@ def _keeps_what_was_written_last(storage: Storage, row_bytes: int, rows: int) ->
         else:
             storage.write(some, _content(some, version, row_bytes))
             versions[some] = version
-        wanted = torch.zeros(rows, row_bytes, dtype=torch.uint8)
+        wanted = torch.zeros(rows, row_bytes, dtype=torch.uint8, device="cpu")
         for past in range(version + 1):
             at = versions == past
             wanted[at] = _content(everything[at], past, row_bytes)
@@ -153,7 +170,7 @@ def _keeps_what_was_written_last(storage: Storage, row_bytes: int, rows: int) ->
 
 
 def _clears_everything(storage: Storage, row_bytes: int, rows: int) -> None:
-    keys, none = torch.arange(rows, device="cpu"), torch.zeros(rows, dtype=torch.bool)
+    keys, none = torch.arange(rows, device="cpu"), torch.zeros(rows, dtype=torch.bool, device="cpu")
     for version in range(2):  # what was cleared is filled again, as by a load
         storage.write(keys, _content(keys, version, row_bytes))
         _expect(storage, keys, _content(keys, version, row_bytes), ~none, "after a clear" if version else "when full")

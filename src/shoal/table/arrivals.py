@@ -1,7 +1,6 @@
 """Keys that come into the memory of tables, all of them or none."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,34 +37,48 @@ class Arrivals:
         return self.keys if self.fetched is None else self.keys[~self.fetched]
 
 
-@contextmanager
-def arriving(tables: Sequence["HostTable"], arrivals: Sequence[Arrivals]) -> Iterator[list[Tensor]]:
-    """Slots and rows for keys that come into memory. If the body raises, none of them is in.
+class Arriving:
+    """Slots and rows for keys that come into memory, in the body of `with`. If that raises, none of them is in.
 
-    An interrupt may come between any two lines: so keys get their slots, and lose them, by one call of the core, and
-    a table does not trust its number of rows until they are counted.
+    An interrupt may come between any two lines. So keys get their slots, and lose them, by one call of the core; a
+    table does not trust its number of rows until they are counted; and it is no generator, whose rest would run
+    whenever somebody drops the traceback, long after the group was let go.
     """
-    for table, arrival in zip(tables, arrivals, strict=True):
-        table.make_room(arrival)
-    keys = [arrival.keys for arrival in arrivals]
-    slots = [torch.empty(len(come), dtype=torch.int32, device="cpu") for come in keys]
-    for table, arrival in zip(tables, arrivals, strict=True):
-        table.begin_arrival(arrival)
-    try:
-        if any(len(come) for come in keys):
-            natives = [(table.index.native, table.storage.native) for table in tables]
-            with tables[0].indexes.alone():  # one for all tables of a group
-                _native.arrive(natives, keys, slots, get_num_threads())
-        for table, arrival, taken in zip(tables, arrivals, slots, strict=True):
-            table.write_arrivals(arrival, taken)
-        yield slots
-    except BaseException:
-        # Without asking for memory: it may be what is missing.
-        for table, come in zip(tables, keys, strict=True):
+
+    def __init__(self, tables: Sequence["HostTable"], arrivals: Sequence[Arrivals]) -> None:
+        self._tables = tables
+        self._arrivals = arrivals
+
+    def __enter__(self) -> list[Tensor]:
+        for table, arrival in zip(self._tables, self._arrivals, strict=True):
+            table.make_room(arrival)
+        keys = [arrival.keys for arrival in self._arrivals]
+        slots = [torch.empty(len(come), dtype=torch.int32, device="cpu") for come in keys]
+        for table, arrival in zip(self._tables, self._arrivals, strict=True):
+            table.begin_arrival(arrival)
+        try:
+            if any(len(come) for come in keys):
+                natives = [(table.index.native, table.storage.native) for table in self._tables]
+                with self._tables[0].indexes.alone():  # one for all tables of a group
+                    _native.arrive(natives, keys, slots, get_num_threads())
+            for table, arrival, taken in zip(self._tables, self._arrivals, slots, strict=True):
+                table.write_arrivals(arrival, taken)
+        except BaseException:
+            self._call_off()
+            raise
+        return slots
+
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None:
+        if kind is not None:
+            self._call_off()
+            return
+        for table, arrival in zip(self._tables, self._arrivals, strict=True):
+            table.came(arrival)
+
+    def _call_off(self) -> None:
+        """None of them is in. Without asking for memory: it may be what is missing."""
+        for table, arrival in zip(self._tables, self._arrivals, strict=True):
             with table.indexes.alone():
-                _native.leave(table.index.native, table.storage.native, come)
+                _native.leave(table.index.native, table.storage.native, arrival.keys)
                 table.epoch += 1  # a batch may have been staged meanwhile
             table.call_arrival_off()
-        raise
-    for table, arrival in zip(tables, arrivals, strict=True):
-        table.came(arrival)

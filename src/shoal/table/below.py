@@ -216,7 +216,7 @@ class Below:
     def unreadable(self, keys: Tensor) -> Tensor:
         """Of keys, all different, those whose rows the storage has and cannot read now, in ascending order."""
         lost = [_NO_KEYS]
-        for some in keys.sort().values.split(max(_TRY_BYTES // self.row_bytes, 1)):
+        for some in keys.sort().values.split(max(_TRY_BYTES // self.row_bytes, 1)) if len(keys) else ():
             try:
                 with self._named("read"):
                     self.storage.read(some)
@@ -350,7 +350,8 @@ class Below:
                 self._failures += 1
             if isinstance(error, StorageError):
                 error.table = self._name
-                error.keys = None if error.keys is None else error.keys.to(self._device)
+                if isinstance(error.keys, Tensor):
+                    error.keys = error.keys.to(self._device)
             if not isinstance(error, ShoalError):  # ours say so themselves
                 error.add_note(
                     f"[table {self._name!r}] raised by its lowest tier: {type(self.storage).__name__}.{call}."

@@ -1,8 +1,9 @@
 """Which keys of a table were put or deleted, for readers that each have a place of their own in that sequence."""
 
 import weakref
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -86,11 +87,19 @@ class _Base:
     cursor: Cursor
 
 
+class Counted(Protocol):
+    """What has rows."""
+
+    @property
+    def rows_counted(self) -> int:
+        """About how many, at no cost."""
+
+
 class Changes:
     """The changes of one table. The group's lock covers it. What is kept for readers that do not come is bounded by the
     table's rows."""
 
-    def __init__(self, table: Sized) -> None:
+    def __init__(self, table: Counted) -> None:
         self._table = weakref.ref(table)  # whose they are
         self.listed = _native.ChangedRows()  # since the last seal
         self._listed = self._listed_once = 0  # keys in it, and those known to be distinct
@@ -159,7 +168,7 @@ class Changes:
 
     def _are_too_many(self, keys: int) -> bool:
         table = self._table()
-        return keys > _LEAST_KEYS and table is not None and keys > _MOST_KEYS * len(table)
+        return keys > _LEAST_KEYS and table is not None and keys > _MOST_KEYS * table.rows_counted
 
     def lose(self) -> None:
         """Say that all rows may have changed."""

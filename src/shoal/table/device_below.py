@@ -301,8 +301,8 @@ class DeviceBelow:
     def stay(self, leaving: Leaving) -> None:
         """They could not be written: they are as they were."""
         if leaving in self._leaving:  # and all rows were not replaced meanwhile
-            self._leaving.remove(leaving)
             self._mark_unsaved(leaving.changed.to(self._rows.device))
+            self._leaving.remove(leaving)  # behind it, should an interrupt come between them
 
     def _mark_unsaved(self, keys: Tensor) -> None:
         """The storage may not have these rows: neither the row nor its copy above may go without being written."""

@@ -1,7 +1,7 @@
 """A batch on its way to a device's tables: its rows come up ahead of its lookup, beside what the device is doing.
 
 Staging only places. Rows that a storage has are read without the group's lock; those that kernels reach are brought up
-on a stream of their own. Births, scores and counts are the lookup's.
+on a stream of their own. Births and scores are the lookup's, and so is what a table counts.
 """
 
 from collections.abc import Callable, Sequence

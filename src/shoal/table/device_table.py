@@ -235,6 +235,11 @@ class DeviceTable:
 
     # ---- rows that leave the process, and come to it
 
+    @property
+    def rows_counted(self) -> int:
+        """How many it has."""
+        return len(self)
+
     def filling(self) -> AbstractContextManager[None]:
         """Rows that are put meanwhile are no changes. REQUIRES: whoever reads changes lost its place."""
         return nullcontext()  # it does not hear of them

@@ -303,8 +303,7 @@ class Group(ABC):
         return self._leases.newest
 
     def _collect_leases(self) -> None:
-        for batch in self._leases.collect():
-            self._touch(batch)
+        self._leases.collect(self._touch)
         for number in tuple(self._limbo):
             self.tables[number].leases_ended(self._leases.oldest)
             if not self.tables[number].has_limbo:

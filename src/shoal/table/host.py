@@ -1,6 +1,6 @@
 """One table in host memory: its rows by key, an optimizer's settings and what happened so far."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from shoal.index import NO_SLOT, HostIndex
 from shoal.ops.birth import birth, native_init
 from shoal.records import Rows, join
 from shoal.storage import Answer, DramStorage
-from shoal.table.arrivals import Arrivals, arriving
+from shoal.table.arrivals import Arrivals, Arriving
 from shoal.table.below import Below
 from shoal.table.content import TableContent, TableStats, TierStats
 from shoal.table.host_memory import HostMemory
@@ -129,13 +129,12 @@ class HostTable(HostMemory):
         """Write the first rows of new keys at their slots."""
         birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), self.clock, keys, slots)
 
-    @contextmanager
-    def upserting(self, keys: Tensor) -> Iterator[Tensor]:
-        """Slots of distinct keys; those without a row are born, and are gone again if the body raises."""
+    def _with_rows(self, keys: Tensor, write: Callable[[Tensor], None]) -> None:
+        """Call `write` with the slots of distinct keys; those without a row are born, and gone again if it raises."""
         slots = self.index.find(keys)
         new = slots == NO_SLOT
         if not new.any():
-            yield slots
+            write(slots)
             return
         self.tick()
         self.storage.stamp(slots[~new], self.clock)
@@ -148,18 +147,13 @@ class HostTable(HostMemory):
             before(pins, staged, finding)
             pins.add(slots)
 
-        self.pin = pin
         try:
-            with arriving([self], [arrivals]) as (new_slots,):
+            self.pin = pin
+            with Arriving([self], [arrivals]) as (new_slots,):
                 slots[new] = new_slots
-                yield slots
+                write(slots)
         finally:
             self.pin = before
-
-    def upsert(self, keys: Tensor) -> Tensor:
-        """Slots of distinct keys; those without a row are born. REQUIRES: memory holds them all."""
-        with self.upserting(keys) as slots:
-            return slots
 
     # ---- training, and what happened so far
 
@@ -278,17 +272,23 @@ class HostTable(HostMemory):
         """Set the weights of keys, of duplicates the last; those without a row are born."""
         distinct, inverse = torch.unique(keys, return_inverse=True)
         if self.below is None:
-            with self.upserting(distinct) as slots:
+
+            def write(slots: Tensor) -> None:
                 self.changes.add(distinct)
                 self.storage.write(slots[inverse].contiguous(), weights)
+
+            self._with_rows(distinct, write)
             return
         self._require_place(len(distinct) - int(self.contains(distinct).sum()))
         last = torch.zeros(len(distinct), dtype=torch.int64, device="cpu")
         last.scatter_reduce_(0, inverse, torch.arange(len(keys), device="cpu"), "amax", include_self=False)
         for some in torch.arange(len(distinct), device="cpu").split(self._chunk()):
-            with self.upserting(distinct[some]) as slots:
+
+            def write_some(slots: Tensor, some: Tensor = some) -> None:
                 self.changes.add(distinct[some])
                 self.storage.write(slots, weights[last[some]])
+
+            self._with_rows(distinct[some], write_some)
 
     def _chunk(self) -> int:
         """Keys that go through memory together."""
@@ -379,7 +379,7 @@ class HostTable(HostMemory):
             if len(some.keys):
                 self.tick()
                 below = None if self.below is None else self.below.contains(some.keys)
-                with arriving([self], [Arrivals(some.keys, fetched=below, given=some)]):
+                with Arriving([self], [Arrivals(some.keys, fetched=below, given=some)]):
                     if not self._is_being_filled:
                         self.changes.add(some.keys)
 

@@ -15,7 +15,7 @@ from shoal.errors import InputError, NonFiniteError
 from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import all_finite, update, weight_gradients
-from shoal.table.arrivals import arriving
+from shoal.table.arrivals import Arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
 from shoal.table.group import Group, is_refused_memory
@@ -307,9 +307,9 @@ class HostGroup(Group):
             come, which = table.arrivals(missing.keys.keys(at), missing.births[at], below.get(at))
             arrivals.append(come)
             comes.append(which)
-        self._at_work = batch
         try:
-            with arriving(tables, arrivals) as slots:
+            self._at_work = batch
+            with Arriving(tables, arrivals) as slots:
                 for at, (taken, which) in enumerate(zip(slots, comes, strict=True)):
                     if which is not None:
                         all_slots = torch.full((len(which),), NO_SLOT, dtype=torch.int32, device="cpu")

@@ -85,22 +85,24 @@ class HostMemory:
         self._is_tracking = False
         self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
         self._rows = 0 if self.below is None else len(self.below.storage)
-        # A storage failed, and then did not say what it had done: who asks for the number of rows counts them.
+        # A storage failed, and then did not say what it had done, or an interrupt came: who asks for the number of rows
+        # counts them.
         self._is_miscounted = False
         self._counting = threading.Lock()  # of those who read beside each other
 
     def clear(self) -> None:
         """Forget every row."""
+        self._is_miscounted = True
         if self.below is not None:
-            self._is_miscounted = True
             self.below.clear()
-        self._rows, self._is_miscounted = 0, False
         self._hold(HostIndex(), DramStorage(self.config.dim, self.config.dtype, self.config.columns))
+        self._rows, self._is_miscounted = 0, False
 
     def take_over(self, other: "HostMemory") -> None:
         """Have the rows of a table with the same config, which is not used again. REQUIRES: all are in memory."""
+        self._is_miscounted = True
         self._hold(other.index, other.storage)
-        self._rows = len(other)
+        self._rows, self._is_miscounted = len(other), False
         self.step = other.step
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
@@ -326,6 +328,11 @@ class HostMemory:
                     self._lose(self._rows - len(self.keys()))
         return self._rows
 
+    @property
+    def rows_counted(self) -> int:
+        """How many there were when they were last counted; while some come, before these."""
+        return self._rows
+
     def _lose(self, rows: int) -> None:
         """So many rows went by an erase that failed: now they are counted."""
         self._rows -= rows
@@ -368,18 +375,23 @@ class HostMemory:
                     if is_known:
                         self._lose(gone)
                 raise
+        here, was_miscounted = len(self.index), self._is_miscounted
+        self._is_miscounted = True  # should an interrupt come
         with self.indexes.alone():
-            slots = self.index.erase(keys)
-        erased = len(slots) if erased is None else erased
-        self._rows -= erased
-        if len(slots):
+            if newest_lease is None:
+                _native.leave(self.index.native, self.storage.native, keys)
+            else:
+                slots = self.index.erase(keys)
+                if len(slots):
+                    self.storage.mark_erased(slots)
+                    self._limbo.append((newest_lease, slots))
+        here -= len(self.index)
+        erased = here if erased is None else erased
+        if here:
             self.epoch += 1
             self._may_compact = True
-            if newest_lease is None:
-                self.storage.give(slots)
-            else:
-                self.storage.mark_erased(slots)
-                self._limbo.append((newest_lease, slots))
+        self._rows -= erased
+        self._is_miscounted = was_miscounted
         if erased:
             self.counters.add("erased", erased)
         return erased

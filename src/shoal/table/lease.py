@@ -6,6 +6,7 @@ the group deals with it at its next call, since it can come from any thread and 
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -31,6 +32,7 @@ class Leases(Generic[Held]):
         self._live: dict[int, Held] = {}
         # The core's: what Python does when a tensor goes, an interrupt could keep from being done.
         self._ended = _native.Ended()
+        self._noted: list[int] = []  # of these, those that were taken and not dealt with
         self._numbers = itertools.count(1)
 
     def begin(self, batch: Held) -> Tensor:
@@ -60,19 +62,30 @@ class Leases(Generic[Held]):
             )
         return batch
 
-    def collect(self) -> list[Held]:
-        """Forget the leases that ended since the last call; returns those that no backward was applied to."""
-        dropped = []
-        for number in sorted(self._ended.take()):
-            batch = self._live.pop(number, None)
-            if batch is not None and not batch.applied:
-                dropped.append(batch)
-        return dropped
+    def collect(self, dropped: Callable[[Held], None]) -> None:
+        """Forget the leases that ended since the last call, behind a call of `dropped` for each that no backward was
+        applied to. Where an interrupt ends it, the next call goes on with the same one."""
+        self._ended.take(self._noted)
+        self._noted.sort(reverse=True)
+        while self._noted:
+            number = self._noted[-1]
+            batch = self._live.get(number)
+            try:
+                if batch is not None and not batch.applied:
+                    dropped(batch)
+            except Exception:
+                self._forget(number)
+                raise
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._live.pop(number, None)
+        self._noted.pop()
 
     @property
     def has_ended(self) -> bool:
         """Whether `collect` has something to do."""
-        return self._ended.any
+        return self._ended.any or bool(self._noted)
 
     def live(self) -> list[Held]:
         """The batches that leases keep."""

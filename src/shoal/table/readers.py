@@ -35,10 +35,10 @@ class Readers:
         other comes to: where all of them wait for others, it is as fast as alone."""
         left = deque(enumerate(arguments))
         answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
-        for _ in arguments[1:]:
-            self._begin(partial(_help, work, left, answers))
         results: dict[int, ResultT] = {}
         try:
+            for _ in arguments[1:]:
+                self._begin(partial(_help, work, left, answers))
             while left:
                 try:
                     at, argument = left.popleft()
@@ -56,15 +56,21 @@ class Readers:
         return [results[at] for at in range(len(arguments))]
 
     def _begin(self, work: _Work) -> None:
-        self._works.put(work)
+        """Have a thread work, if one waits for that or can be made."""
         try:
             self._idle.pop()
         except IndexError:
             with self._lock:
-                if self._threads < self._most:
-                    self._threads += 1
-                    name = f"shoal-prefetch-table-{self._threads}"
-                    threading.Thread(target=_serve, args=(self._works, self._idle), name=name, daemon=True).start()
+                if self._threads == self._most:
+                    return
+                name = f"shoal-prefetch-table-{self._threads + 1}"
+                thread = threading.Thread(target=_serve, args=(self._works, self._idle), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # there is none to be had
+                    return
+                self._threads += 1
+        self._works.put(work)
 
 
 def _help(

@@ -1,7 +1,8 @@
 """Rows of batches that come: brought into memory ahead of their lookup.
 
 Staging only places. It reads from below without the group's lock and takes that only to put rows in and to let others
-leave; births, scores and counts are the lookup's. What is staged and then not looked up changes nothing.
+leave; births and scores are the lookup's, and so is what a table counts. What is staged and then not looked up changes
+no row.
 """
 
 from collections.abc import Callable, Sequence
