@@ -159,3 +159,8 @@ class Negates(MemoryStorage):
 def test_what_is_the_callers_is_left_alone(wrong, says):
     with pytest.raises(AssertionError, match=says):
         check_storage(wrong)
+
+
+def test_another_default_device_does_not_matter():
+    with torch.device("meta"):
+        check_storage(MemoryStorage)

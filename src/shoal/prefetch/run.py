@@ -9,7 +9,7 @@ are put there once they are read:
 - for a device by threads, which wait for it.
 They place, and nothing else: with and without them a run is the same, bit for bit. A batch that could not be placed,
 for want of room or because a disk failed, is handed on all the same: its lookup brings the rows itself, or says what is
-wrong. A storage that fails is warned of, once: one that never answers threads would be read by lookups alone.
+wrong. A storage that fails is warned of, once: should it never answer threads, prefetch would do nothing.
 """
 
 import atexit

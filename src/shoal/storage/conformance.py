@@ -117,29 +117,17 @@ def _expect(storage: Storage, keys: Tensor, wanted: Tensor, has: Tensor, where: 
 def _finds_nothing_at_first(storage: Storage, row_bytes: int) -> None:
     assert len(storage) == 0 and len(storage.keys()) == 0, "a new storage has no keys"
     keys = torch.tensor(_EXTREMES, device="cpu")
-    _expect(
-        storage,
-        keys,
-        torch.zeros(4, row_bytes, dtype=torch.uint8, device="cpu"),
-        torch.zeros(4, dtype=torch.bool, device="cpu"),
-        "when new",
-    )
+    _expect(storage, keys, *_nothing(4, row_bytes), "when new")
     assert storage.erase(keys) == 0, "erase counts what was there"
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     storage.write(none, torch.empty(0, row_bytes, dtype=torch.uint8, device="cpu"))
-    _expect(
-        storage,
-        none,
-        torch.empty(0, row_bytes, dtype=torch.uint8, device="cpu"),
-        torch.empty(0, dtype=torch.bool, device="cpu"),
-        "no keys",
-    )
+    _expect(storage, none, *_nothing(0, row_bytes), "no keys")
 
 
 def _takes_any_key(storage: Storage, row_bytes: int) -> None:
     keys = torch.tensor(_EXTREMES, device="cpu")
     storage.write(keys, _content(keys, 1, row_bytes))
-    has = torch.ones(4, dtype=torch.bool)
+    has = torch.ones(4, dtype=torch.bool, device="cpu")
     _expect(storage, keys.flip(0), _content(keys.flip(0), 1, row_bytes), has, "extreme keys")
     assert sorted(storage.keys().tolist()) == sorted(_EXTREMES), "keys returns every key once"
     assert storage.erase(keys) == 4 and len(storage) == 0, "erase counts what was there"
@@ -182,7 +170,7 @@ def _clears_everything(storage: Storage, row_bytes: int, rows: int) -> None:
 def _takes_many_keys_in_a_call(storage: Storage, row_bytes: int) -> None:
     keys = torch.arange(_MANY, device="cpu") * 7
     storage.write(keys, _content(keys, 0, row_bytes))
-    has = torch.ones(_MANY, dtype=torch.bool)
+    has = torch.ones(_MANY, dtype=torch.bool, device="cpu")
     _expect(storage, keys, _content(keys, 0, row_bytes), has, f"{_MANY} keys in a call")
     assert storage.erase(keys) == _MANY and len(storage) == 0, "erase counts what was there"
 
@@ -190,7 +178,7 @@ def _takes_many_keys_in_a_call(storage: Storage, row_bytes: int) -> None:
 def _serves_threads_side_by_side(storage: Storage, row_bytes: int) -> None:
     failed: list[BaseException] = []
     is_over = threading.Event()
-    all_of_them = torch.ones(50, dtype=torch.bool)
+    all_of_them = torch.ones(50, dtype=torch.bool, device="cpu")
 
     def keys_of(number: int) -> Tensor:
         return torch.arange(50, device="cpu") + 50 * number
