@@ -7,7 +7,7 @@ import re
 import pytest
 
 from shoal import errors
-from shoal.errors import NotFoundError, ShoalError
+from shoal.errors import NotFoundError, ShoalError, ShoalWarning
 
 BUILTIN_BASES = {
     "ConfigError": ValueError,
@@ -23,12 +23,18 @@ BUILTIN_BASES = {
     "CheckpointError": RuntimeError,
     "ForkError": RuntimeError,
 }
+WARNINGS = ["ModeWarning", "OptimizerWarning", "RanksWarning", "StateWarning", "PrefetchWarning"]
 
 
 def test_every_exception_is_exported_and_is_a_shoal_error():
     defined = {name for name, item in vars(errors).items() if isinstance(item, type)}
-    assert defined == set(errors.__all__) == {*BUILTIN_BASES, "ShoalError"}
-    assert all(issubclass(getattr(errors, name), ShoalError) for name in defined)
+    assert defined == set(errors.__all__) == {*BUILTIN_BASES, "ShoalError", *WARNINGS, "ShoalWarning"}
+    assert all(issubclass(getattr(errors, name), ShoalError) for name in defined - {*WARNINGS, "ShoalWarning"})
+
+
+def test_every_warning_is_a_shoal_warning():
+    assert issubclass(ShoalWarning, UserWarning)
+    assert all(issubclass(getattr(errors, name), ShoalWarning) for name in WARNINGS)
 
 
 @pytest.mark.parametrize("name", BUILTIN_BASES)
@@ -40,6 +46,7 @@ def test_exception_is_caught_as_the_builtin_too(name):
 def test_docstring_draws_the_tree_as_it_is():
     drawn = dict(re.findall(r"[├└]── (\w+) +\((\w+)\)", errors.__doc__))
     assert drawn == {name: base.__name__ for name, base in BUILTIN_BASES.items()}
+    assert re.findall(r"[├└]── (\w+Warning) ", errors.__doc__) == WARNINGS
 
 
 @pytest.mark.parametrize("name", errors.__all__)

@@ -28,7 +28,6 @@ PUBLIC = [
     "KeyedTensor",
     "Normal",
     "PartialRowwiseAdam",
-    "PrefetchWarning",
     "RowwiseAdagrad",
     "SGD",
     "Ssd",

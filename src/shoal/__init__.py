@@ -28,7 +28,7 @@ from shoal.config import (
     set_num_threads,
 )
 from shoal.modules import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from shoal.prefetch import PrefetchWarning, prefetch
+from shoal.prefetch import prefetch
 from shoal.storage import Storage
 
 if _typing.TYPE_CHECKING:
@@ -60,7 +60,6 @@ __all__ = [
     "KeyedTensor",
     "Normal",
     "PartialRowwiseAdam",
-    "PrefetchWarning",
     "RowwiseAdagrad",
     "Ssd",
     "Storage",

@@ -1,4 +1,4 @@
-"""Every exception that Shoal raises on purpose.
+"""Every exception that Shoal raises on purpose,
 
     ShoalError
     ├── ConfigError       (ValueError)       an impossible or unknown setting
@@ -13,6 +13,17 @@
     ├── StorageError      (OSError)          a file or disk that failed, or what is on it is damaged
     ├── CheckpointError   (RuntimeError)     a log or checkpoint that is not there, or does not fit
     └── ForkError         (RuntimeError)     use in a forked child process
+
+and every warning that it gives, none of them more than once for each collection:
+
+    ShoalWarning          (UserWarning)
+    ├── ModeWarning        rows are born in a lookup without gradients, or frozen in one that wants them
+    ├── OptimizerWarning   an optimizer that nobody named, or gradients that look scaled
+    ├── RanksWarning       several ranks train tables that are not shared
+    ├── StateWarning       a state dict was loaded in part
+    └── PrefetchWarning    a storage failed while rows were brought ahead
+
+`warnings.filterwarnings("ignore", category=shoal.errors.ModeWarning)` silences one kind.
 
 `except ShoalError` catches them all; the built-in class in brackets is a base too, so that code which knows nothing of
 Shoal catches what it would expect. Messages read "[where] what was wanted; got what came. What to do."
@@ -43,11 +54,17 @@ __all__ = [
     "DeviceError",
     "ForkError",
     "InputError",
+    "ModeWarning",
     "NonFiniteError",
     "NotFoundError",
+    "OptimizerWarning",
     "OutOfMemoryError",
+    "PrefetchWarning",
+    "RanksWarning",
     "ShoalError",
+    "ShoalWarning",
     "StateDictError",
+    "StateWarning",
     "StorageError",
 ]
 
@@ -109,3 +126,27 @@ class CheckpointError(ShoalError, RuntimeError):
 
 class ForkError(ShoalError, RuntimeError):
     """A table made before `fork` is used in the child process."""
+
+
+class ShoalWarning(UserWarning):
+    """Base of every warning that Shoal gives."""
+
+
+class ModeWarning(ShoalWarning):
+    """A lookup gives birth to rows where gradients are off, or freezes rows in eval() where gradients are wanted."""
+
+
+class OptimizerWarning(ShoalWarning):
+    """Tables train with an optimizer that nobody named, or with gradients that a GradScaler scaled."""
+
+
+class RanksWarning(ShoalWarning):
+    """Several ranks train tables of the same name apart from each other."""
+
+
+class StateWarning(ShoalWarning):
+    """A state dict lacks a part of a table, which is as at birth now."""
+
+
+class PrefetchWarning(ShoalWarning):
+    """A storage failed while rows were brought ahead, which lookups then bring themselves, or raise."""

@@ -14,8 +14,8 @@ from batches import assert_same_rows, kjt
 from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
 
 import shoal
-from shoal import PrefetchWarning, _native
-from shoal.errors import CapacityError, ConfigError, InputError, StorageError
+from shoal import _native
+from shoal.errors import CapacityError, ConfigError, InputError, PrefetchWarning, StorageError
 from shoal.storage import MemoryStorage
 from shoal.table.readers import Readers
 from shoal.table.staging import HostStaging
@@ -182,7 +182,7 @@ def test_a_batch_too_large_for_memory(tmp_path):
             ahead(batch)
 
 
-@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.PrefetchWarning")
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.errors.PrefetchWarning")
 @pytest.mark.parametrize("call", [_native.FileCall.read, _native.FileCall.write])
 def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
     plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
@@ -211,7 +211,7 @@ def test_a_disk_that_fails_is_the_lookups_to_tell(call, tmp_path):
     assert_same_rows(plain, ahead)
 
 
-@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.PrefetchWarning")
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.errors.PrefetchWarning")
 def test_rows_that_are_lost_are_the_lookups_to_name_and_the_loop_goes_on_without_them(tmp_path):
     plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
     loader = iter(shoal.prefetch(batches(60), ahead, depth=3))

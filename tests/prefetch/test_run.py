@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import PrefetchWarning
-from shoal.errors import CapacityError, OutOfMemoryError, StorageError
+from shoal.errors import CapacityError, OutOfMemoryError, PrefetchWarning, StorageError
 from shoal.prefetch.run import Run
 
 pytestmark = pytest.mark.threads
@@ -151,7 +150,7 @@ def loaded(courses, delays, raises):
         raise Broken("load")
 
 
-@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.PrefetchWarning")
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.errors.PrefetchWarning")
 @given(
     st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3).flatmap(
         lambda kinds: st.lists(courses(kinds), max_size=12)

@@ -158,7 +158,7 @@ def test_rows_that_did_not_change_are_not_written_again(tmp_path):
     assert tier(bags, 0).promotions > 5000 and tier(bags, 0).dirty == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.PrefetchWarning")
+@pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.errors.PrefetchWarning")
 @pytest.mark.parametrize("ahead", [False, True])
 def test_demotions_are_the_rows_that_were_written_below(ahead, monkeypatch):
     written = []

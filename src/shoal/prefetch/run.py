@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from shoal.config import get_num_threads
-from shoal.errors import ForkError, ShoalError, StorageError
+from shoal.errors import ForkError, PrefetchWarning, ShoalError, StorageError
 from shoal.prefetch.streams import Events, LoaderStreams
 from shoal.table import Staging
 
@@ -53,10 +53,6 @@ def _close_all() -> None:
     for run in list(_running):
         run.close()
         run.await_threads(_JOIN_SECONDS)
-
-
-class PrefetchWarning(UserWarning):
-    """A storage failed while rows were brought ahead, which lookups then bring themselves, or raise."""
 
 
 @dataclass(eq=False)
