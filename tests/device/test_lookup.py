@@ -214,3 +214,22 @@ def test_tables_are_more_than_a_program_counts():
         counted = [bags.table(name).stats().counters for name in names]
         assert [one["lookups"] for one in counted] == [one["births"] for one in counted] == lengths.tolist()
         assert [one["hits"] for one in counted] == [0] * 70
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+def test_features_that_no_table_has_are_ignored(pooling):
+    kind = shoal.EmbeddingCollection if pooling == "none" else shoal.EmbeddingBagCollection
+    tables = [Table("i", 4, features=["a", "b"], pooling=pooling), Table("j", 3, features=["a"], pooling=pooling)]
+    narrow = {"a": [[1, 2], [3], []], "b": [[], [5, 5], [1]]}
+    wide = {"x": [[9], [9, 9], []], "b": narrow["b"], "y": [[], [8], [8]], "a": narrow["a"]}
+    host, device = kind(tables), on_device(*tables, kind=kind)
+    for _ in range(3):
+        outs = []
+        for module, batch in ((host, narrow), (device, wide)):
+            out = module(placed(kjt(batch), module.device))
+            parts = {name: part.values() for name, part in out.items()} if pooling == "none" else out.to_dict()
+            sum((part**2).sum() for part in parts.values()).backward()
+            outs.append({name: part.detach().cpu() for name, part in parts.items()})
+        torch.testing.assert_close(outs[0], outs[1])
+    for table in "ij":
+        assert torch.equal(host.table(table).keys(), device.table(table).keys().cpu())

@@ -174,6 +174,7 @@ def test_a_row_that_is_used_in_place_stays_where_it_is_whoever_else_needs_it(ahe
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::shoal.errors.ModeWarning")
 def test_forwards_without_a_backward():
     pair = Below("dram", adam(), size="3KiB")
     for step in range(5):

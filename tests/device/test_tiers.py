@@ -213,6 +213,7 @@ def test_rows_leave_though_stamps_need_all_of_their_bits(monkeypatch):
     assert pair.above().promotions > 0
 
 
+@pytest.mark.filterwarnings("ignore::shoal.errors.ModeWarning")
 def test_forwards_without_a_backward():
     pair = Pair(adam(), hbm="1KiB")
     for step in range(6):

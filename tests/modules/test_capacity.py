@@ -68,6 +68,7 @@ def test_repeats_take_no_room():
     assert len(bags.table("t0")) == 3
 
 
+@pytest.mark.filterwarnings("ignore::shoal.errors.ModeWarning")
 def test_erasing_makes_room():
     bags = limited("2MiB")
     handle = bags.table("t0")

@@ -1,6 +1,7 @@
 """A model with tables inside DistributedDataParallel: dense gradients are synchronised, tables are each rank's own."""
 
 import gc
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import shoal
+from shoal.errors import RanksWarning
 
 RANKS = 2
 
@@ -45,10 +47,15 @@ def train(rank, find_unused):
         del model.unused
     parallel = DistributedDataParallel(model, find_unused_parameters=find_unused)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-    for step in range(3):
-        optimizer.zero_grad()
-        parallel(random_kjt(["a", "b"], seed=10 * rank + step)).backward()
-        optimizer.step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(3):
+            optimizer.zero_grad()
+            parallel(random_kjt(["a", "b"], seed=10 * rank + step)).backward()
+            optimizer.step()
+    told = [str(warning.message) for warning in told if warning.category is RanksWarning]
+    assert [text.split()[0] for text in told] == [f"[{bags.name}]" for bags in (model.bags, model.sequences)]
+    assert all("one of 2 ranks" in text for text in told)
     weights = [torch.empty_like(model.dense.weight) for _ in range(RANKS)]
     dist.all_gather(weights, model.dense.weight.detach())
     assert torch.equal(*weights)

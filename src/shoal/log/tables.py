@@ -1,6 +1,6 @@
 """The tables of collections, as a log sees them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +9,7 @@ from typing import Any
 from shoal.errors import ConfigError, InputError, StorageError
 from shoal.log.commit import MOST_STEPS, TableCommit
 from shoal.records import Layout, layout_of
-from shoal.table import Group, GroupTable, TableHandle
+from shoal.table import Group, GroupTable, collections_in
 from shoal.table.changes import Mark
 
 
@@ -91,18 +91,19 @@ class LoggedTables(Mapping[str, LoggedTable]):
     """The tables of one or several collections, by name."""
 
     def __init__(self, where: str, bags: Any) -> None:
-        collections = list(bags) if isinstance(bags, Sequence) else [bags]
+        wanted = f"[{where}] wanted a collection, a module that holds some, or a list of them; got"
+        try:
+            collections = collections_in(bags)
+        except TypeError as error:
+            raise InputError(f"{wanted} {error}.") from None
         self._tables: dict[str, LoggedTable] = {}
         for collection in collections:
-            handles = collection.tables() if hasattr(collection, "tables") else None
-            if not isinstance(handles, dict) or not all(isinstance(one, TableHandle) for one in handles.values()):
-                raise InputError(f"[{where}] wanted a collection, or a list of them; got {type(collection).__name__}.")
-            for name, handle in handles.items():
+            for name, handle in collection.tables().items():
                 if name in self._tables:
                     raise InputError(f"[{where}] wanted tables of different names; {name!r} is in two collections.")
                 self._tables[name] = LoggedTable(*handle.place)
         if not self._tables:
-            raise InputError(f"[{where}] wanted a collection, or a list of them; got an empty list.")
+            raise InputError(f"{wanted} {type(bags).__name__} without any.")
         # In one order for all who lock several.
         self.groups: list[Group] = sorted({one.group for one in self._tables.values()}, key=lambda group: group.name)
 

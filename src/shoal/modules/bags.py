@@ -27,6 +27,7 @@ class EmbeddingBagCollection(Collection):
     seed: with a table's name and a key, decides a key's first row.
     name: by which compiled and exported programs find the tables; by default the class's and a number.
     output_dtype: of the output; rows have their own in Table.
+    strict_features: whether a batch with features that no table has is refused; they are ignored otherwise.
     """
 
     _state_name: ClassVar[str] = "embedding_bags"
@@ -42,25 +43,40 @@ class EmbeddingBagCollection(Collection):
         seed: int = 0,
         name: str | None = None,
         output_dtype: torch.dtype = torch.float32,
+        strict_features: bool = False,
     ) -> None:
         if is_weighted not in (None, True, False):
             raise ConfigError(f"[{type(self).__name__}] is_weighted must be True, False or None; got {is_weighted!r}.")
-        super().__init__(tables, device=device, seed=seed, name=name, output_dtype=output_dtype)
+        super().__init__(
+            tables, device=device, seed=seed, name=name, output_dtype=output_dtype, strict_features=strict_features
+        )
         self._is_weighted = is_weighted
 
     def forward(self, features: Any) -> KeyedTensor:
         """Pool the rows of every bag."""
+        return self._pooled(features, self.training)
+
+    def lookup(self, features: Any) -> KeyedTensor:
+        """Pool the rows of every bag as in eval(), whatever the mode: nothing is inserted, and no gradient is kept.
+
+        Any thread may call it while another one trains; it sees rows as they are between two steps.
+        """
+        with torch.no_grad():
+            return self._pooled(features, training=False)
+
+    def _pooled(self, features: Any, training: bool) -> KeyedTensor:
         features = features_of(type(self).__name__, features)
         values, offsets = features.values(), features.offsets()
         weights = None if self._is_weighted is False else features.weights_or_none()
         if self._is_weighted and weights is None:
             raise InputError(f"[{type(self).__name__}] is_weighted=True wants weights; the batch has none.")
-        lookup, token, columns = self._lookup(features), self._token_now(), sum(self._dims)
-        if torch.is_grad_enabled() and (self.training or (weights is not None and weights.requires_grad)):
+        lookup, token, columns = self._lookup(features, training), self._token_now(training), sum(self._dims)
+        if torch.is_grad_enabled() and (training or (weights is not None and weights.requires_grad)):
             out = PooledLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, weights, columns)  # type: ignore[no-untyped-call]
         else:
+            rows = self._rows_before(training)
             out, _ = ops.lookup(
-                lookup.group,
+                lookup.held or lookup.group,
                 token,
                 lookup.names,
                 values,
@@ -72,6 +88,7 @@ class EmbeddingBagCollection(Collection):
                 lookup.dtype,
                 lookup.counts,
             )
+            self._warn_of_births(rows)
         return KeyedTensor(self._names, self._dims, out)
 
     def embedding_bag_configs(self) -> list[Table]:

@@ -1,6 +1,7 @@
 """What EmbeddingBagCollection and EmbeddingCollection share: tables behind an nn.Module."""
 
 import copy
+import gc
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -9,14 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from shoal.config import Table, format_size, parse_size
-from shoal.config.checked import integer
-from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError, ShoalError, StateDictError
+from shoal.config.checked import flag, integer
+from shoal.errors import (
+    ConfigError,
+    DeviceError,
+    InputError,
+    ModeWarning,
+    NotFoundError,
+    RanksWarning,
+    ShoalError,
+    StateDictError,
+)
 from shoal.modules.lookup import Lookup
 from shoal.modules.moving import move_in_place
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import load_content, save_content, state_names
 from shoal.modules.torchrec import looks_like_config, table_of
+from shoal.modules.warned import is_checkpointed, warn
 from shoal.table import Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
 _counter = itertools.count()
@@ -43,6 +54,7 @@ class Collection(nn.Module):
         seed: int,
         name: str | None,
         output_dtype: torch.dtype,
+        strict_features: bool,
     ) -> None:
         super().__init__()
         where = type(self).__name__
@@ -52,11 +64,15 @@ class Collection(nn.Module):
         if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
         self._output_dtype = output_dtype
+        self._strict_features = flag(where, "strict_features", strict_features)
         # One output for each feature of each table, in order.
         self._names = _output_names(where, self._configs)
         self._dims = [config.dim for config in self._configs for _ in config.features]
         self._state_dict_limit = parse_size("8GiB")
         self._is_strict = False  # while load_state_dict is
+        self._has_trained = False
+        self._may_bear_unseen = True  # whether a birth without gradients is still to be warned of
+        self._lookups_without_gradients = 0
         self._open(name, seed)
 
     def _checked(self, tables: Any) -> tuple[Table, ...]:
@@ -84,8 +100,11 @@ class Collection(nn.Module):
             name = next(free for free in (f"{where}-{n}" for n in _counter) if registry.is_free(f"{free}/0"))
         elif not isinstance(name, str) or not name:
             raise ConfigError(f"[{where}] name must be a non-empty str; got {name!r}.")
-        elif not registry.is_free(f"{name}/0"):
-            raise ConfigError(f"[{where}] name must be free; a live collection is called {name!r} already.")
+        elif not _becomes_free(f"{name}/0"):
+            raise ConfigError(
+                f"[{where}] name must be free; a live collection is called {name!r} already. In a notebook, delete it "
+                f"before the cell runs again (del bags, and the model that holds it), or leave name= out."
+            )
         self.name = name
         self._group = open_group(f"{name}/0", self._configs, seed % 2**64, self._device)
         registry.register(self._group)
@@ -200,18 +219,70 @@ class Collection(nn.Module):
             )
         return super().requires_grad_(requires_grad)
 
-    def _lookup(self, features: Any) -> Lookup:
+    def _lookup(self, features: Any, training: bool) -> Lookup:
+        names = list(features.keys())
+        if self._strict_features:
+            self._require_known(names)
+        if torch.compiler.is_compiling():
+            return Lookup(self._group.name, names, training, self._output_dtype)
+        if training and not self._has_trained:
+            self._has_trained = True
+            self._warn_of_ranks()
         counts = None
-        if self.device.type != "cpu" and not torch.compiler.is_compiling():
+        if self.device.type != "cpu":
             counts = getattr(features, "length_per_key_or_none", lambda: None)()
-        return Lookup(self._group.name, list(features.keys()), self.training, self._output_dtype, counts)
+        return Lookup(self._group.name, names, training, self._output_dtype, counts, self._group)
 
-    def _token_now(self) -> Tensor:
+    def _require_known(self, names: Sequence[str]) -> None:
+        known = {name for config in self._configs for name in config.feature_names}
+        if unknown := [name for name in names if name not in known]:
+            raise NotFoundError(
+                f"[{self.name}] strict_features=True: no table has the feature {', '.join(map(repr, unknown))} of the "
+                f"batch; the tables have {', '.join(map(repr, sorted(known)))}. Leave it out, or name it in a Table's "
+                f"features."
+            )
+
+    def _warn_of_ranks(self) -> None:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            warn(
+                RanksWarning,
+                f"[{self.name}] trains on one of {distributed.get_world_size()} ranks: each rank has tables of its "
+                f"own, which are neither sharded nor synchronised, and come to differ. Train tables in one process.",
+            )
+
+    def _rows_before(self, training: bool) -> int | None:
+        """How many rows there are before a training lookup without gradients; None where its births need no warning."""
+        if not training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not self._may_bear_unseen:
+            return None
+        self._lookups_without_gradients += 1
+        if self.device.type == "cuda":
+            # Counting waits for the device: the first lookup does, the second, the fourth, and so on.
+            count = self._lookups_without_gradients
+            if count & (count - 1) or torch.cuda.is_current_stream_capturing():
+                return None
+        return self._rows()
+
+    def _warn_of_births(self, before: int | None) -> None:
+        """Warn once where rows were born in a lookup that no backward can follow."""
+        if before is None or self._rows() <= before or is_checkpointed():
+            return
+        self._may_bear_unseen = False
+        warn(
+            ModeWarning,
+            f"[{self.name}] a lookup in train() gave unseen keys a row although gradients are off: ids of a validation "
+            f"set stay in the tables. Call eval() first, and train() after it; or use {type(self).__name__}.lookup().",
+        )
+
+    def _rows(self) -> int:
+        return sum(len(handle) for handle in self.tables().values())
+
+    def _token_now(self, training: bool) -> Tensor:
         """What the ops say that they change: see table/ops.py."""
         # Not torch.compiler.is_exporting(): that of torch 2.11 is true in torch.compile too (pytorch #176347).
         if not torch.compiler._is_exporting_flag:
             return self._token
-        if self.training:
+        if training:
             raise ConfigError(f"[{self.name}] torch.export wants a model that does not train. Call eval() first.")
         # A program may not change its constants. A token of its own for each run is enough to read.
         return torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -311,6 +382,13 @@ class Collection(nn.Module):
             f"[{self.name}] a collection is not pickled: its rows live outside of Python. Save state_dict(), or copy "
             f"it with copy.deepcopy."
         )
+
+
+def _becomes_free(name: str) -> bool:
+    """Whether no live group has the name, once garbage is collected: a cycle may keep one that no code can reach."""
+    if not registry.is_free(name):
+        gc.collect()
+    return registry.is_free(name)
 
 
 def _device(where: str, device: Any) -> torch.device:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shoal.errors import BackwardError
-from shoal.table import ops
+from shoal.table import Group, ops
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Lookup:
     training: bool
     dtype: torch.dtype
     counts: list[int] | None = None  # keys of each feature, where that is known without asking a device
+    # The group itself, where no compiler looks: a graph keeps its tables alive when their collection is gone.
+    held: Group | None = None
 
 
 def _saved(ctx: Any) -> Any:
@@ -85,7 +87,7 @@ class PooledLookup(torch.autograd.Function):
         )
         ctx.save_for_backward(lease, values, offsets, weights)
         _hold(ctx, lease)
-        ctx.group = lookup.group
+        ctx.group = lookup.held or lookup.group
         # Not a saved tensor: other backwards change it, and autograd refuses saved tensors that were changed.
         ctx.token = update_token
         return out
@@ -139,7 +141,7 @@ class EachLookup(torch.autograd.Function):
         outs, lease = rows_of_each(token, lookup, values, offsets, counts, shapes, keep=True)
         ctx.save_for_backward(lease, values, offsets)
         _hold(ctx, lease)
-        ctx.group = lookup.group
+        ctx.group = lookup.held or lookup.group
         ctx.token = update_token
         return outs
 

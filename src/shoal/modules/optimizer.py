@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import Optimizer
-from shoal.errors import StateDictError
+from shoal.errors import ConfigError, StateDictError
 from shoal.table import Group
 
 
@@ -65,6 +65,7 @@ class TableOptimizer(torch.optim.Optimizer):
 
     # Schedulers warn where no `step` came before theirs, but the backward pass is ours.
     _opt_called = True
+    _is_whole = False  # until every table has its group
 
     def __init__(self, group: Group) -> None:
         self._tables = [table for table in group.tables if table.optimizer_hyper]
@@ -80,12 +81,22 @@ class TableOptimizer(torch.optim.Optimizer):
         # Some schedulers ask the defaults whether there are betas or a momentum to change.
         shared = set.intersection(*(set(table.optimizer_hyper) for table in self._tables))
         super().__init__(groups, {name: groups[0][name] for name in shared})
+        self._is_whole = True
         self._share()
 
     def _share(self) -> None:
         for table, group in zip(self._tables, self.param_groups, strict=True):
             assert table.config.optimizer is not None
             table.optimizer_hyper = _Settings(table.config.optimizer, group)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the groups are the tables, and rows are updated in the backward pass."""
+        if self._is_whole:
+            raise ConfigError(
+                "[bags.optimizer] wanted no other param group: it has one for each table, and its step() updates "
+                "nothing. Give parameters to an optimizer of their own."
+            )
+        super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take settings over, as of `state_dict()`; rows and their state are the module's."""

@@ -33,17 +33,31 @@ class EmbeddingCollection(Collection):
         seed: int = 0,
         name: str | None = None,
         output_dtype: torch.dtype = torch.float32,
+        strict_features: bool = False,
     ) -> None:
-        super().__init__(tables, device=device, seed=seed, name=name, output_dtype=output_dtype)
+        super().__init__(
+            tables, device=device, seed=seed, name=name, output_dtype=output_dtype, strict_features=strict_features
+        )
         self._need_indices = need_indices
         self._sources = [name for config in self._configs for name in config.feature_names]
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """The row of every key."""
+        return self._each(features, self.training)
+
+    def lookup(self, features: Any) -> dict[str, JaggedTensor]:
+        """The row of every key as in eval(), whatever the mode: nothing is inserted, and no gradient is kept.
+
+        Any thread may call it while another one trains; it sees rows as they are between two steps.
+        """
+        with torch.no_grad():
+            return self._each(features, training=False)
+
+    def _each(self, features: Any, training: bool) -> dict[str, JaggedTensor]:
         features = features_of(type(self).__name__, features)
         names = list(features.keys())
         values, offsets = features.values(), features.offsets()
-        lookup, token = self._lookup(features), self._token_now()
+        lookup, token = self._lookup(features, training), self._token_now(training)
         keys = features.length_per_key()
         if torch.compiler.is_compiling():
             for count in keys:
@@ -51,10 +65,12 @@ class EmbeddingCollection(Collection):
         counts = dict(zip(names, keys, strict=True))
         # A feature that the batch lacks is the lookup's to name.
         shapes = [(counts.get(source, 0), dim) for source, dim in zip(self._sources, self._dims, strict=True)]
-        if torch.is_grad_enabled() and self.training:
+        if torch.is_grad_enabled() and training:
             outs = EachLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, keys, shapes)  # type: ignore[no-untyped-call]
         else:
+            rows = self._rows_before(training)
             outs, _ = rows_of_each(token, lookup, values, offsets, keys, shapes, keep=False)
+            self._warn_of_births(rows)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)
         results = {}
         for name, source, out in zip(self._names, self._sources, outs, strict=True):

@@ -12,7 +12,7 @@ import torch
 from shoal.config.checked import integer
 from shoal.errors import ConfigError, InputError, ShoalError
 from shoal.prefetch.run import Run
-from shoal.table import Staging
+from shoal.table import Staging, collections_in
 from shoal.table.readers import Readers
 
 BatchT = TypeVar("BatchT")
@@ -189,12 +189,23 @@ class Prefetch(Generic[BatchT]):
                 )
 
 
+def _collections(bags: Any) -> list[Any]:
+    """The collections that are meant, or whatever else can stage batches; none where nothing can."""
+    given = list(bags) if isinstance(bags, (list, tuple)) else [bags]
+    if all(callable(getattr(one, "stage", None)) for one in given):
+        return given
+    try:
+        return collections_in(given)
+    except TypeError:
+        return []
+
+
 def prefetch(
     loader: Iterable[BatchT], bags: Any, features: Callable[[BatchT], Any] | None = None, depth: int = 2
 ) -> Prefetch[BatchT]:
     """The loader's batches, in order, with their rows brought to the top tier of `bags` ahead of the loop.
 
-    bags: a collection, or a list of several.
+    bags: a collection, a list of several, or a module that holds some.
     features: finds a batch's KeyedJaggedTensor, the one that the collections will be called with, or a list with one
         for each; by default the batch is it.
     depth: batches that are on their way at a time, and at most eight are read at a time, so it should be as many steps
@@ -215,10 +226,11 @@ def prefetch(
     different devices need a KeyedJaggedTensor each: let `features` return a list. The loader's work on the GPU is on a
     stream of its own; the loop's stream waits for the batch it is given.
     """
-    several = list(bags) if isinstance(bags, (list, tuple)) else [bags]
-    if not several or not all(callable(getattr(one, "stage", None)) for one in several):
+    several = _collections(bags)
+    if not several:
         raise ConfigError(
-            f"[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, or several; got {bags!r}."
+            f"[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, several, or a module that "
+            f"holds some; got {bags!r}."
         )
     depth = integer("prefetch", "depth", depth, low=1)
     if features is not None and not callable(features):

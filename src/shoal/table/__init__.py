@@ -2,6 +2,7 @@
 
 from shoal.table import ops, registry
 from shoal.table.content import TableContent, TableStats, TierStats, content_bytes
+from shoal.table.found import collections_in
 from shoal.table.group import Group, GroupTable, LossScale, Staging
 from shoal.table.handle import TableHandle
 from shoal.table.host_group import HostGroup
@@ -19,6 +20,7 @@ __all__ = [
     "TableStats",
     "TierStats",
     "are_left_out",
+    "collections_in",
     "content_bytes",
     "open_group",
     "ops",

@@ -261,6 +261,8 @@ class DeviceGroup(Group):
                 f"that a feature feeds; got {values.numel()} values for up to {plan.copies} and {size} bags for "
                 f"{len(plan.parts)}. Split it."
             )
+        if debugging():
+            self._require_finite(weights)
         if plan.deep and self._streams.is_capturing:
             deep = sorted({part.table for part in plan.parts} & self._rows.deep)
             names = ", ".join(repr(self.tables[number].config.name) for number in deep)

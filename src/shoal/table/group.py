@@ -476,6 +476,19 @@ class Group(ABC):
                 f"[{self.name}] {len(names)} features must have equally many bags; got {offsets.numel() - 1} bags."
             )
 
+    def _require_finite(self, weights: Tensor | None) -> None:
+        """Refuse per-sample weights with NaN or infinity: what they pool, and every gradient of it, would be none."""
+        # A sum is quicker than a look at each, and not finite where any of them is not.
+        if weights is None or bool(torch.isfinite(weights.detach().sum())):
+            return
+        bad = ~torch.isfinite(weights.detach())
+        if bool(bad.any()):
+            at = int(bad.nonzero()[0])
+            raise InputError(
+                f"[{self.name}] per-sample weights must be finite; got {float(weights[at])} for value {at} of the "
+                f"batch, and {int(bad.sum())} such in all. Mend the weights, or leave the sample out."
+            )
+
     def _require_float(self, dtype: torch.dtype) -> None:
         if dtype not in _FLOATS:
             raise InputError(f"[{self.name}] outputs are float32, float16 or bfloat16; got {dtype}.")

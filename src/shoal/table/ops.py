@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from shoal.table.group import Group
 from shoal.table.registry import group_named
 
 _library = Library("shoal", "DEF")
@@ -105,11 +106,11 @@ def _is_seen() -> bool:
 def _operator(method: str) -> Callable[..., Any]:
     operator = getattr(torch.ops.shoal, method).default
 
-    def call(group: str, token: Tensor, *arguments: Any, **named: Any) -> Any:
+    def call(group: str | Group, token: Tensor, *arguments: Any, **named: Any) -> Any:
         if _is_seen():
-            return operator(group, token, *arguments, **named)
+            return operator(group if isinstance(group, str) else group.name, token, *arguments, **named)
         # The dispatcher would turn every argument over twice: 50 microseconds that nobody looks at.
-        return getattr(group_named(group), method)(*arguments, **named)
+        return getattr(group_named(group) if isinstance(group, str) else group, method)(*arguments, **named)
 
     return call
 

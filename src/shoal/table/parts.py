@@ -21,7 +21,10 @@ class Part:
 
 
 def parts_of(configs: Sequence[Table], names: Sequence[str]) -> tuple[list[Part], int, int]:
-    """The parts of a lookup in the order of tables, the columns of its output, and the copies of slots it needs."""
+    """The parts of a lookup in the order of tables, the columns of its output, and the copies of slots it needs.
+
+    Features that no table has are in no part: batches often carry more than one collection's features.
+    """
     sources = {name: number for number, name in enumerate(names)}
     if len(sources) < len(names):
         raise InputError(f"[lookup] wanted each feature of the batch once; got {', '.join(map(repr, names))}.")
@@ -40,10 +43,4 @@ def parts_of(configs: Sequence[Table], names: Sequence[str]) -> tuple[list[Part]
             parts.append(Part(number, feature, sources[feature.name], copy, columns, config.dim, trains))
             if config.pooling != "none":  # sequences have an output each, and no columns
                 columns += config.dim
-    unknown = [name for name in names if name not in uses]
-    if unknown:
-        raise NotFoundError(
-            f"[lookup] no table has the feature {', '.join(map(repr, unknown))} of the batch; the tables have "
-            f"{', '.join(map(repr, uses))}. Leave it out, or name it in a Table's features."
-        )
     return parts, columns, max(uses.values()) + 1

@@ -1,0 +1,241 @@
+"""What training loops written for other libraries do, and must not do silently wrong here."""
+
+import copy
+import gc
+import threading
+import warnings
+
+import pytest
+import torch
+from batches import kjt, train_step
+from torch.utils.checkpoint import checkpoint
+
+import shoal
+from shoal.errors import ConfigError, InputError, ModeWarning, NotFoundError
+
+BATCH = {"a": [[1, 2], [3], []], "b": [[], [5, 5], [1]]}
+
+
+def bags(**settings):
+    return shoal.EmbeddingBagCollection([shoal.Table("item", 4, features=["a", "b"])], **settings)
+
+
+def sequences(**settings):
+    return shoal.EmbeddingCollection([shoal.Table("item", 4, features=["a", "b"], pooling="none")], **settings)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sparse = torch.nn.ModuleDict({"pooled": bags(), "each": sequences_named("other")})
+        self.dense = torch.nn.Linear(4, 1)
+
+
+def sequences_named(name):
+    return shoal.EmbeddingCollection([shoal.Table(name, 4, features=["a", "b"], pooling="none")])
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_births_without_gradients_in_train_mode_are_warned_of_once(make, mode):
+    collection = make()
+    with mode():
+        with pytest.warns(ModeWarning, match=r"eval\(\)") as told:
+            collection(kjt(BATCH))
+        collection(kjt({"a": [[7]], "b": [[8]]}))
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert len(collection.table("item")) == 6
+
+
+def test_known_keys_eval_and_training_are_not_warned_of():
+    collection = bags()
+    train_step(collection, kjt(BATCH))
+    with torch.no_grad():
+        collection(kjt(BATCH))
+        collection.eval()
+        collection(kjt({"a": [[70]], "b": [[80]]}))
+
+
+def test_a_filter_silences_the_warning():
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", ModeWarning)
+        bags()(kjt(BATCH))
+
+
+def test_activation_checkpointing_is_not_warned_of():
+    collection = bags()
+    hook = torch.ones(1, requires_grad=True)
+    out = checkpoint(lambda _: collection(kjt(BATCH)).values(), hook, use_reentrant=True)
+    out.sum().backward()
+    assert len(collection.table("item")) == 4
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_a_lookup_is_that_of_eval_in_any_mode(make):
+    collection = make()
+    train_step(collection, kjt(BATCH)) if make is bags else None
+    batch = kjt({"a": [[1, 9], [3], []], "b": [[], [5, 5], [10]]})
+    before = collection.state_dict()
+    got = collection.lookup(batch)
+    assert collection.training
+    assert all(torch.equal(value, before[name]) for name, value in collection.state_dict().items())
+    wanted = collection.eval()(batch)
+    if make is bags:
+        assert not got.values().requires_grad
+        assert torch.equal(got.values(), wanted.values())
+    else:
+        assert all(torch.equal(got[name].values(), wanted[name].values()) for name in wanted)
+
+
+@pytest.mark.threads
+def test_lookups_of_other_threads_while_one_trains_see_whole_steps():
+    collection = shoal.EmbeddingBagCollection(
+        [shoal.Table("item", 4, features=["a"], optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())]
+    )
+    batch = kjt({"a": [[key] for key in range(50)]})
+    collection(batch)
+    done = threading.Event()
+    seen = []
+
+    def serve():
+        while not done.is_set():
+            seen.append(collection.lookup(batch).values())
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        collection(batch).values().sum().backward()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert all(bool((values == values[0, 0]).all()) for values in seen)
+    assert len(collection.table("item")) == 50
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_features_that_no_table_has_are_ignored(make):
+    one, other = make(), make()
+    wide = {"x": [[9], [9, 9], []], "a": BATCH["a"], "y": [[], [8], [8]], "b": BATCH["b"]}
+    for _ in range(3):
+        outs = [collection(kjt(batch)) for collection, batch in ((one, BATCH), (other, wide))]
+        parts = [list(out.to_dict().values()) if make is bags else [v.values() for v in out.values()] for out in outs]
+        assert all(torch.equal(*pair) for pair in zip(*parts, strict=True))
+        for part in parts:
+            sum((tensor**2).sum() for tensor in part).backward()
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def test_weights_of_ignored_features_get_no_gradient():
+    batch = kjt({"x": [[9, 9]], "a": [[1, 2]], "b": [[3]]}, weights=0.5)
+    weights = batch.weights().clone().requires_grad_()
+    batch = shoal.KeyedJaggedTensor(batch.keys(), batch.values(), weights, lengths=batch.lengths())
+    bags()(batch).values().sum().backward()
+    assert weights.grad[:2].tolist() == [0.0, 0.0]
+    assert bool((weights.grad[2:] != 0).all())
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_strict_features_refuses_what_no_table_has(make):
+    collection = make(strict_features=True)
+    with pytest.raises(NotFoundError, match="no table has the feature 'x'"):
+        collection(kjt({"x": [[9]], "a": [[1]], "b": [[2]]}))
+    assert len(collection.table("item")) == 0
+    collection(kjt({"a": [[1]], "b": [[2]]}))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(bad):
+    collection = bags()
+    weights = torch.tensor([1.0, bad, 1.0])
+    batch = shoal.KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), weights, lengths=torch.tensor([2, 1]))
+    with pytest.raises(InputError, match=r"must be finite; got .* for value 1 of the batch"):
+        collection(batch)
+    assert len(collection.table("item")) == 0
+
+
+def test_finite_weights_whose_sum_is_not_are_taken():
+    weights = torch.full((3,), 3e38)
+    batch = shoal.KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), weights, lengths=torch.tensor([2, 1]))
+    bags()(batch)
+
+
+def test_another_param_group_is_refused():
+    optimizer = bags().optimizer
+    with pytest.raises(ConfigError, match="no other param group"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    assert len(optimizer.param_groups) == 1
+    assert len(copy.deepcopy(optimizer).param_groups) == 1
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_a_graph_keeps_its_tables_alive(make):
+    collection = make()
+    table = collection.table("item")
+    out = collection(kjt(BATCH))
+    out = out.values() if make is bags else torch.cat([part.values() for part in out.values()])
+    before = table.lookup([1])
+    del collection, table
+    gc.collect()
+    out.sum().backward()
+    assert before.shape == (1, 4)
+
+
+def test_a_graph_updates_its_own_tables_where_the_name_is_taken_anew():
+    def looked_up():
+        return bags(name="habits")(kjt(BATCH)).values()
+
+    out = looked_up()
+    gc.collect()
+    with pytest.raises(ConfigError, match="name must be free"):  # its graph is alive
+        bags(name="habits")
+    out.sum().backward()
+    del out
+    bags(name="habits")
+
+
+def test_a_name_is_free_again_once_only_a_cycle_holds_it():
+    first = bags(name="cycle")
+    first.me = [first]
+    gc.disable()
+    try:
+        del first
+        bags(name="cycle")
+    finally:
+        gc.enable()
+
+
+def test_a_name_that_is_taken_says_what_to_do():
+    first = bags(name="taken")
+    with pytest.raises(ConfigError, match="delete it"):
+        bags(name="taken")
+    assert len(first.table("item")) == 0
+
+
+def test_collections_inside_a_model_are_saved_loaded_committed_and_recovered(tmp_path):
+    model = Model()
+    train_step(model.sparse["pooled"], kjt(BATCH))
+    shoal.save(tmp_path / "saved", model)
+    other = Model()
+    shoal.load(tmp_path / "saved", other)
+    assert torch.equal(other.sparse["pooled"].table("item").keys(), model.sparse["pooled"].table("item").keys())
+    with shoal.ChangeLog(tmp_path / "log") as log:
+        log.commit(model)
+    third = Model()
+    shoal.recover(tmp_path / "log", torch.nn.Sequential(third))
+    wanted = model.sparse["pooled"].state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in third.sparse["pooled"].state_dict().items())
+
+
+def test_prefetch_finds_the_collections_of_a_model():
+    model = Model()
+    batches = [kjt(BATCH) for _ in range(3)]
+    assert [batch is given for batch, given in zip(shoal.prefetch(batches, model), batches, strict=True)] == [True] * 3
+
+
+def test_a_model_without_collections_is_refused(tmp_path):
+    with pytest.raises(InputError, match="Linear without any"):
+        shoal.save(tmp_path / "saved", torch.nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match="wanted an EmbeddingBagCollection"):
+        shoal.prefetch([], torch.nn.Linear(1, 1))
