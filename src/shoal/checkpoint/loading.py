@@ -125,8 +125,8 @@ def _version(part: Path, version: int | None) -> Version:
 
 
 def require_path(call: str, path: Any) -> None:
-    """Raise InputError where it is none, CheckpointError where a file is in its place, and StorageError where the system
-    does not take it."""
+    """Raise InputError where it is none, CheckpointError where a file is in its place, and StorageError where the
+    system does not take it."""
     if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
         raise InputError(f"[{call}] path: wanted the path of a folder; got {path!r:.100}.")
     require_folder(f"{call} {path}", Path(path))
