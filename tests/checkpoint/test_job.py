@@ -69,6 +69,6 @@ def test_a_path_that_is_a_file_is_refused(tmp_path, inside):
     (tmp_path / "file").write_text("mine")
     path = tmp_path / "file" / "x" if inside else tmp_path / "file"
     for call in (shoal.save, shoal.load, shoal.recover, lambda path, _bags: shoal.ChangeLog(path)):
-        with pytest.raises(CheckpointError, match="wanted a folder; 'file' is a file. Name another path"):
+        with pytest.raises(CheckpointError, match=r"wanted a folder; 'file' is a file. Name another path"):
             call(path, bags_of(0))
     assert (tmp_path / "file").read_text() == "mine"

@@ -201,8 +201,8 @@ class LogReader:
     # ---- a version
 
     def at(self, version: int | None = None) -> "Version | None":
-        """The rows at a version, or the newest; None where nothing was committed yet. What is damaged behind the version
-        does not matter."""
+        """The rows at a version, or the newest; None where nothing was committed yet. What is damaged behind the
+        version does not matter."""
         manifest = self.manifest
         if version is not None and version < manifest.oldest:
             raise CheckpointError(

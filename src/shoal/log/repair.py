@@ -1,7 +1,7 @@
 """Setting aside what is damaged in a log's segments, so that it goes on from the last version that is whole.
 
-Nothing is deleted: what leaves the log is copied to set-aside/<number>/ first, under the name it had, with WHY.txt. Then
-the manifest, HEAD and the segment change, each at once. Who dies on the way has changed nothing, or leaves a log that
+Nothing is deleted: what leaves the log is copied to set-aside/<number>/ first, under the name it had, with WHY.txt.
+Then the manifest, HEAD and the segment change, each at once. Who dies on the way has changed nothing, or leaves a log that
 the next repair finds damaged at the same place, and mends.
 """
 
@@ -60,7 +60,11 @@ def repair(files: Files, where: str) -> list[Repair]:
 
 def find_damage(files: Files) -> DamagedError | None:
     """The first place in a log's segments that is damaged; all of their rows are read."""
-    reader = LogReader(files, checked=True)
+    try:
+        reader = LogReader(files, checked=True)
+    except StorageError as error:
+        error.add_note("A repair sets damaged segments aside, and cannot mend a manifest. Nothing was changed.")
+        raise
     try:
         for _whole in reader.commits(reader.manifest.segments[0] - 1):
             pass
@@ -79,9 +83,10 @@ def _mend(files: Files, where: str, damage: DamagedError) -> Repair:
             for name in snapshot.tables:
                 for _rows in snapshot.rows(name):
                     pass
-            return _drop_beginning(files, manifest, damage, entry.version)
         except ShoalError as error:
             problem = error
+        else:
+            return _drop_beginning(files, manifest, damage, entry.version)
     if problem is not None:
         raise StorageError(
             f"[{where}] version {damage.version} is damaged in its segment, and so is every snapshot behind it: "
@@ -153,7 +158,7 @@ def _drop_beginning(files: Files, manifest: Manifest, damage: DamagedError, base
 
 
 def _whole_behind(files: Files, manifest: Manifest, damage: DamagedError, wanted: int) -> tuple[bytes, int]:
-    """The bytes of whole commits from a version on that stand behind damage in a segment, and the version of the last."""
+    """The bytes of whole commits from a version on that stand behind damage in a segment, and the last's version."""
     path = files.segment(damage.segment)
     if size_of(path) is None:
         return b"", wanted - 1
