@@ -36,8 +36,8 @@ def compacting(files: Files) -> Iterator[bool]:
 
 def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lambda _rows: None) -> int | None:
     """Make a snapshot of the newest version, unless there is one, and let go what `retain` snapshots do not need.
-    Returns its version; None where there is nothing to do, another process is at it, or the log was rewritten meanwhile.
-    `progress` hears of rows."""
+    Returns its version; None where there is nothing to do, another process is at it, or the log was rewritten
+    meanwhile. `progress` hears of rows."""
     with compacting(files) as alone:
         if not alone:
             return None

@@ -14,6 +14,7 @@ docs/formats.md has every byte.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def require_folder(where: str, path: Path) -> None:
     """Raise CheckpointError where a file is in the place of a folder or of one above it, and StorageError where the
     system does not take the path."""
     for place in (path, *path.parents):
-        if place.is_file():
+        if os.path.isfile(place):  # not Path's, which raises where a name is too long
             raise CheckpointError(f"[{where}] wanted a folder; {place.name!r} is a file. Name another path.")
     size_of(path)
 

@@ -1,8 +1,8 @@
 """Setting aside what is damaged in a log's segments, so that it goes on from the last version that is whole.
 
 Nothing is deleted: what leaves the log is copied to set-aside/<number>/ first, under the name it had, with WHY.txt.
-Then the manifest, HEAD and the segment change, each at once. Who dies on the way has changed nothing, or leaves a log that
-the next repair finds damaged at the same place, and mends.
+Then the manifest, HEAD and the segment change, each at once. Who dies on the way has changed nothing, or leaves a log
+that the next repair finds damaged at the same place, and mends.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class RepairWarning(ShoalWarning):
 class Repair:
     """What was done about one place that was damaged.
 
-    version: that the log goes on from, as far as this place is concerned. damage: the error that named the place.
+    version: the newest of the log since. damage: the error that named the place.
     folder: where the bytes are that left the log; None where there were none, as the file had been cut.
     """
 
@@ -55,7 +55,10 @@ def repair(files: Files, where: str) -> list[Repair]:
             raise StorageError(f"[{where}] another process compacts the log. Repair it when that is over.")
         while (damage := find_damage(files)) is not None:
             done.append(_mend(files, where, damage))
-    return done
+        if not done:
+            return done
+        newest = LogReader(files).newest()
+    return [replace(one, version=0 if newest is None else newest.version) for one in done]
 
 
 def find_damage(files: Files) -> DamagedError | None:
@@ -227,7 +230,7 @@ class _Aside:
         """All was taken: say why."""
         done = Repair(version, str(damage), self._folder if self._bytes else None, self._bytes)
         if self._bytes:
-            make_file(self._folder / "WHY.txt", f"{done}\n".encode())
+            make_file(self._folder / "WHY.txt", f"{damage}\n".encode())
             for folder in (self._folder, self._files.set_aside, self._files.root):
                 _native.sync_directory(str(folder))
         return done
