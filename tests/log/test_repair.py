@@ -164,6 +164,8 @@ def test_two_damaged_places(tmp_path):
     with repaired(tmp_path / "log") as log:
         assert log.version == 4
         assert [one.version for one in log.repairs] == [4]
+        kept = {path.name for path in (log.repairs[0].folder / "dense").iterdir()}
+        assert kept == {f"{version:020}.safetensors" for version in range(1, NEWEST + 1)}
         assert log.verify().is_sound
     bags, _ = recovered(tmp_path / "log")
     assert_rows(bags, logged.rows[4])

@@ -142,6 +142,8 @@ def _drop_beginning(files: Files, manifest: Manifest, damage: DamagedError, base
         if entry.version < base:
             for name in names_in(files.snapshot(entry.version)):
                 aside.take(files.snapshot(entry.version) / name)
+    for name in names_in(files.dense):  # of versions that leave the log, which the next writer removes
+        aside.take(files.dense / name)
     done = aside.finish(base, damage)
     head = read_head(files)
     if not covering:
