@@ -39,6 +39,7 @@ PUBLIC = [
     "errors",
     "get_num_threads",
     "load",
+    "open_log",
     "prefetch",
     "recover",
     "save",

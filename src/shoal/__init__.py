@@ -33,12 +33,18 @@ from shoal.storage import Storage
 
 if _typing.TYPE_CHECKING:
     from shoal.checkpoint import load, recover, save
-    from shoal.log import ChangeLog
+    from shoal.log import ChangeLog, open_log
 
 __version__ = "0.1.0"
 
 # What stands on Arrow is imported when it is asked for: who trains in memory alone does not wait for it.
-_LAZY = {"ChangeLog": "log", "load": "checkpoint", "recover": "checkpoint", "save": "checkpoint"}
+_LAZY = {
+    "ChangeLog": "log",
+    "load": "checkpoint",
+    "open_log": "log",
+    "recover": "checkpoint",
+    "save": "checkpoint",
+}
 
 __all__ = [
     "SGD",
@@ -70,6 +76,7 @@ __all__ = [
     "errors",
     "get_num_threads",
     "load",
+    "open_log",
     "prefetch",
     "recover",
     "save",

@@ -17,7 +17,7 @@ from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import restored_dense
-from shoal.log.files import Files, size_of
+from shoal.log.files import Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
@@ -125,10 +125,11 @@ def _version(part: Path, version: int | None) -> Version:
 
 
 def require_path(call: str, path: Any) -> None:
-    """Raise InputError where it is none, and StorageError where the system does not take it."""
+    """Raise InputError where it is none, CheckpointError where a file is in its place, and StorageError where the
+    system does not take it."""
     if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
         raise InputError(f"[{call}] path: wanted the path of a folder; got {path!r:.100}.")
-    size_of(Path(path))
+    require_folder(f"{call} {path}", Path(path))
 
 
 @contextmanager

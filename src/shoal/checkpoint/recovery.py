@@ -6,6 +6,7 @@ from typing import Any
 from shoal.checkpoint.loading import apply, emptied, require_path
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import require_no_ranks
+from shoal.config.checked import integer
 from shoal.errors import CheckpointError, StorageError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
@@ -17,27 +18,42 @@ from shoal.log.tables import LoggedTables
 
 
 def recover(
-    path: str | Path, bags: Any, *, dense: Any = None, optimizer: Any = None, progress: bool | None = None
+    path: str | Path,
+    bags: Any,
+    *,
+    dense: Any = None,
+    optimizer: Any = None,
+    version: int | None = None,
+    progress: bool | None = None,
 ) -> Commit | None:
-    """Have everything be as it was at the last commit of a log, and return that commit; None, and nothing is changed,
-    where nothing was committed yet.
+    """Have everything be as it was at the last commit of a log, or at an older version, and return that commit; None,
+    and nothing is changed, where nothing was committed yet.
+
+    version: None is the newest. Behind an older one the log may be damaged. The next commit to the log holds all rows,
+    as the version behind the newest; nothing is taken out of the log. Give it dense= and optimizer=, too: what a commit
+    is not given is as in the newest version.
 
     The tables must be as they were: layout, optimizer and seed. Training that goes on from here is, on CPU and with the
     same batches, bit for bit that which did not stop; the next commit to this log holds what changed since, whether a
     ChangeLog is open already or not.
     """
     require_path("recover", path)
-    return while_it_changes(Path(path), lambda: _recover(f"recover {path}", path, bags, dense, optimizer, progress))
+    if version is not None:
+        integer("recover", "version", version, low=1)
+    where = f"recover {path}"
+    return while_it_changes(Path(path), lambda: _recover(where, path, bags, dense, optimizer, version, progress))
 
 
 def _recover(
-    where: str, path: str | Path, bags: Any, dense: Any, optimizer: Any, progress: bool | None
+    where: str, path: str | Path, bags: Any, dense: Any, optimizer: Any, wanted: int | None, progress: bool | None
 ) -> Commit | None:
     files = Files(str(path))
     if is_new(files):
         require_no_ranks(where, Path(path))
+        if wanted is not None:
+            raise CheckpointError(f"[{where}] version {wanted} was asked for; there is no log. Is the path right?")
         return None
-    version = LogReader(files).at()
+    version = LogReader(files).at(wanted)
     if version is None:
         return None
     tables = LoggedTables(where, bags)

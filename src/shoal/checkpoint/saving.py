@@ -30,11 +30,12 @@ def save(
 ) -> int:
     """Write all rows of tables, what they remember, dense weights and optimizers to a folder; returns the version.
 
-    bags: a collection, or a list of them. A checkpoint that is there already is replaced once the new one is complete,
-    as one version more. `ChangeLog(path)` can go on from it. rank, ranks: each of several processes saves its part,
-    in which no other's keys are, with one `step`. Each part is replaced by itself: should a rank die before its own is,
-    the parts are of two saves, and none is loaded until all have saved another step. Save to another folder to have
-    the last one until then.
+    bags: a collection, or a list of them. dense, optimizer: as `ChangeLog.commit` takes them. A checkpoint that is
+    there already is replaced once the new one is complete, as one version more. `ChangeLog(path)` can go on from it.
+    rank, ranks: each of several processes saves its part, in which no other's keys are, with one `step`. Each part is
+    replaced by itself: should a rank die before its own is, the parts are of two saves, and none is loaded until all
+    have saved another step. Save to another folder to have the last one until then. A path that another rank of the
+    same torch.distributed job wrote to is refused.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
     require_path("save", path)

@@ -96,7 +96,8 @@ def inspect(
     scores: Annotated[bool, typer.Option(help="Read all rows for histograms of their scores.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Tables, snapshots, segments, the last commits, and histograms of scores."""
+    """Tables, snapshots, segments, the last commits, and histograms of scores. Exits with 1 where a segment is damaged,
+    and says where, and what stands before."""
     from shoal.checkpoint.progress import progress_bar
     from shoal.checkpoint.ranks import parts_of
     from shoal.log.files import Files
@@ -108,9 +109,11 @@ def inspect(
             found[part] = summarize(Files(str(part)), commits, scores, bar)
     if as_json:
         _say(json.dumps({"logs": [{"path": str(part), **summary_json(one)} for part, one in found.items()]}, indent=1))
-        return
-    for part, one in found.items():
-        print_summary(Console(), part, one)
+    else:
+        for part, one in found.items():
+            print_summary(Console(), part, one)
+    if any(one.damage is not None for one in found.values()):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -152,6 +155,33 @@ def compact(
             _say(f"{part}: there is nothing to compact, or another process is at it")
         else:
             _say(f"{part}: snapshot of version {version}")
+
+
+@app.command()
+def repair(path: LogPath) -> None:
+    """Set damaged segments aside, and have the log go on from the last whole version. No byte is deleted. Exits with 1
+    where something is damaged that this does not mend."""
+    import warnings
+
+    from shoal.checkpoint.ranks import parts_of
+    from shoal.log import ChangeLog, RepairWarning
+
+    is_sound = True
+    for part in parts_of(path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RepairWarning)  # it is printed
+            log = ChangeLog(str(part), repair=True)
+        with log:
+            for one in log.repairs:
+                _say(f"{part}: {one}")
+            if not log.repairs:
+                _say(f"{part}: no segment is damaged; the newest version is {log.version}")
+            report = log.verify()
+        if not report.is_sound:
+            print_report(Console(), part, report)
+            is_sound = False
+    if not is_sound:
+        raise typer.Exit(1)
 
 
 def _format(path: Path, option: str) -> str:

@@ -1,7 +1,6 @@
 """What the commands print, for people and as JSON."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.config import format_size
-from shoal.log.commit import Commit
+from shoal.log.commit import Commit, shown_time
 from shoal.log.scores import Bar
 from shoal.log.summary import Summary, TableSummary
 from shoal.log.verify import Report
@@ -32,6 +31,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "segments": [{"first": one.first, "last": one.last, "bytes": one.bytes} for one in summary.segments],
         "commits": [_commit_json(one) for one in summary.commits],
         "dense_bytes": summary.dense_bytes,
+        "damage": summary.damage,
     }
 
 
@@ -94,6 +94,8 @@ def print_summary(console: Console, path: Path, summary: Summary) -> None:
         versions = f"versions {summary.oldest} to {summary.newest}"
     dense = f", {format_size(summary.dense_bytes)} of dense weights" if summary.dense_bytes else ""
     console.print(Text(f"{path}: {versions}{dense}", style="bold"), soft_wrap=True)
+    if summary.damage is not None:
+        console.print(Text(f"damaged: {summary.damage}", style="red"), soft_wrap=True)
     tables = _grid("tables", "name", "dim", "dtype", "state", "rows", "bytes", "step")
     for table in summary.tables:
         layout = table.layout
@@ -133,20 +135,13 @@ def _commit_cells(commit: Commit) -> tuple[object, ...]:
     tables = commit.tables.values()
     return (
         commit.version,
-        _shown_time(commit.time),
+        shown_time(commit.time),
         commit.step,
         f"{sum(one.puts for one in tables):,}",
         f"{sum(one.deletes for one in tables):,}",
         commit.event_time,
         json.dumps(dict(commit.metadata), ensure_ascii=True) if commit.metadata else "",
     )
-
-
-def _shown_time(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError, OSError):
-        return f"{seconds:g}"
 
 
 def _print_scores(console: Console, table: TableSummary, bars: tuple[Bar, ...]) -> None:

@@ -115,7 +115,7 @@ class Outgoing:
             )
 
     def _changes_of(self, reader: LogReader, version: Version, since: int) -> Iterator[TableChange]:
-        commits = [one for one in reader.commits(since) if one.version <= version.commit.version]
+        commits = list(reader.commits(since, version.commit.version))
         table = self._table
         replacing = [n for n, one in enumerate(commits) if table in one.commit.tables and _replaces(one.commit, table)]
         last = replacing[-1] if replacing else 0

@@ -1,7 +1,8 @@
 """The change log: commits of rows, atomic and in order, that checkpoints, replicas and recovery read."""
 
-from shoal.log.changelog import ChangeLog
+from shoal.log.changelog import ChangeLog, open_log
 from shoal.log.commit import Commit
 from shoal.log.opening import TornTailWarning
+from shoal.log.repair import RepairWarning
 
-__all__ = ["ChangeLog", "Commit", "TornTailWarning"]
+__all__ = ["ChangeLog", "Commit", "RepairWarning", "TornTailWarning", "open_log"]

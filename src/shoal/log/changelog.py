@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -17,18 +18,22 @@ from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
 from shoal.errors import ConfigError, ForkError, InputError, StorageError
 from shoal.log.ahead import in_background
+from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
 from shoal.log.compact import compact, let_go
 from shoal.log.dense import restored_dense, write_dense
-from shoal.log.files import Files, is_new, remove_file, size_of
+from shoal.log.files import Files, is_new, remove_file, require_folder, size_of
 from shoal.log.head import Head, HeadWriter
+from shoal.log.job import ADVICE, claim, this_rank
 from shoal.log.manifest import (
     changing_manifest,
     read_manifest,
     with_layouts,
 )
 from shoal.log.opening import create, cut_tail, new_segment, remove_strangers, require_empty
-from shoal.log.reader import CommittedChanges, LogReader, Version
+from shoal.log.reader import CommittedChanges, LogReader, Version, version_at, whole_commits
+from shoal.log.repair import Repair, RepairWarning
+from shoal.log.repair import repair as repair_log
 from shoal.log.rollback import rolled_back
 from shoal.log.segment import SegmentWriter, digest_of, header_of
 from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
@@ -51,6 +56,10 @@ class ChangeLog:
         since the last was; "never", once the operating system has it, which survives a killed process and no power cut.
     segment: bytes after which another file is begun.
     retain: how many snapshots `compact` keeps; versions from the oldest of them on can be had again.
+    mode: "r" reads a log that is there, while another process writes it or none does: `tail`, `at`, `verify`, `version`
+        and `newest`, each of which sees what is there when it is called. It takes no lock and changes no file.
+    repair: True has damaged segments set aside, to go on from the last whole version; `repairs` says what was done. It
+        reads all rows that are in segments.
     """
 
     def __init__(
@@ -61,6 +70,8 @@ class ChangeLog:
         interval: float = 1.0,
         segment: int | str = "256MiB",
         retain: int = 2,
+        mode: Literal["w", "r"] = "w",
+        repair: bool = False,
     ) -> None:
         if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
             raise ConfigError(f"[ChangeLog] path: wanted the path of a folder; got {path!r:.100}.")
@@ -69,6 +80,16 @@ class ChangeLog:
         self._interval = number("ChangeLog", "interval", interval, low=0.0)
         self._segment_bytes = parse_size(segment, "ChangeLog segment")
         self._retain = integer("ChangeLog", "retain", retain, low=1)
+        self._is_reading = choice("ChangeLog", "mode", mode, ("w", "r")) == "r"
+        if not isinstance(repair, bool) or (repair and self._is_reading):
+            raise ConfigError(
+                f"[ChangeLog] repair: wanted True or False, and False with mode='r', which changes no file; got "
+                f"{repair!r:.100}."
+            )
+        self.repairs: tuple[Repair, ...] = ()
+        self._is_closed = False
+        self._lock: Any = None
+        self._newest: Commit | None = None
         self._mutex = threading.RLock()
         self._process = os.getpid()
         self._files = Files(str(path))
@@ -77,16 +98,33 @@ class ChangeLog:
         self._kept_now = False
         self._writer: SegmentWriter | None = None
         self._head_file: HeadWriter | None = None
+        require_folder(self._where, self._files.root)
+        if self._is_reading:
+            LogReader(self._files)  # raises where there is no log
+            return
         require_empty(self._files, self._where)
         _native.make_directories(str(self._files.root))
-        self._lock: Any = _native.FileLock.take(str(self._files.lock), "log")
         try:
+            self._lock = _native.FileLock.take(str(self._files.lock), "log")
+        except StorageError as error:
+            if this_rank() is not None:
+                error.add_note(f"Is it another rank of this job? {ADVICE}")
+            raise
+        try:
+            claim(self._files, self._where)
+            if repair and not is_new(self._files):
+                self._repair()
             self._open()
         except BaseException:
             self._release()
             raise
 
     # ---- opening and closing
+
+    def _repair(self) -> None:
+        self.repairs = tuple(repair_log(self._files, self._where))
+        for one in self.repairs:
+            warnings.warn(RepairWarning(f"[{self._where}] was damaged: {one}"), stacklevel=3)  # who opens the log
 
     def _open(self) -> None:
         files = self._files
@@ -109,6 +147,7 @@ class ChangeLog:
 
     def close(self) -> None:
         """What was committed is on the disk; another process may write."""
+        self._is_closed = True
         if os.getpid() != self._process:
             return  # it is the parent's
         with self._mutex:
@@ -137,7 +176,16 @@ class ChangeLog:
     ) -> None:
         self.close()
 
+    def _require_readable(self) -> None:
+        if self._is_reading and self._is_closed:
+            raise StorageError(f"[{self._where}] this log was closed. Open it again.")
+
     def _require_open(self) -> tuple[SegmentWriter, HeadWriter]:
+        if self._is_reading:
+            raise InputError(
+                f"[{self._where}] wanted a log that was opened to write; this one was opened to read. Open it with "
+                f"shoal.ChangeLog(path), in one process at a time."
+            )
         if os.getpid() != self._process:
             raise ForkError(
                 f"[{self._where}] was opened by process {self._process}, of which this one ({os.getpid()}) is a fork; "
@@ -157,11 +205,15 @@ class ChangeLog:
     @property
     def version(self) -> int:
         """The newest version; 0 before the first commit."""
-        return 0 if self._newest is None else self._newest.version
+        newest = self.newest
+        return 0 if newest is None else newest.version
 
     @property
     def newest(self) -> Commit | None:
         """The newest commit."""
+        if self._is_reading:
+            self._require_readable()
+            return while_it_changes(self._files.root, lambda: LogReader(self._files).newest())
         return self._newest
 
     def commit(
@@ -177,7 +229,8 @@ class ChangeLog:
         """Make what changed in tables since their last commit here one version, and return its number.
 
         bags: a collection, or a list of them. The first commit of a table holds all of its rows. dense, optimizer: a
-        module, whose collections are left out, and what has a state dict. step, event_time, metadata: of the user's
+        module, whose collections are left out; and what has `state_dict` and `load_state_dict`, as optimizers,
+        schedulers and scalers have, or a dict of such by name. step, event_time, metadata: of the user's
         own, which `recover` gives back. What is not given of dense and optimizer is as in the commit before. Where it
         fails, nothing of it is in the log, and the next one holds it all.
         """
@@ -467,25 +520,29 @@ class ChangeLog:
     # ---- reading, and what is done with versions
 
     def tail(self, since: int = 0) -> Iterator[CommittedChanges]:
-        """Whole commits behind a version, in order, up to the newest."""
-        return LogReader(self._files).commits(integer(self._where, "since", since, low=0))
+        """Whole commits behind a version, in order, up to the newest. Where one is damaged, those before it come, and
+        then an error that says where."""
+        self._require_readable()
+        return whole_commits(self._files, integer(self._where, "since", since, low=0))
 
     def at(self, version: int) -> Version:
-        """All that the log held at a version."""
-        found = LogReader(self._files).at(integer(self._where, "version", version, low=1))
-        assert found is not None
-        return found
+        """All that the log held at a version, also where the log was compacted meanwhile, or is damaged behind it."""
+        self._require_readable()
+        return version_at(self._files, integer(self._where, "version", version, low=1))
 
     def compact(self) -> int | None:
         """Make a snapshot of the newest version from the one before and the commits since; the tables take no part in
         it, and may go on. Returns its version, or None where there is nothing to do. Call it from a thread to go on
         meanwhile: its work has a lower priority than the caller's. Other processes may, too (`shoal compact PATH`)."""
+        if self._is_reading:
+            self._require_open()
         if self.version == 0:
             return None
         return in_background(lambda go_on: compact(self._files, retain=self._retain, progress=go_on))
 
     def verify(self) -> Report:
         """Read every byte and compare it with its checksum."""
+        self._require_readable()
         return verify(self._files)
 
     def rollback(self, version: int, bags: Any, *, dense: Any = None, optimizer: Any = None) -> int:
@@ -509,3 +566,8 @@ class ChangeLog:
                     optimizer=optimizer,
                     metadata={"rollback": version},
                 )
+
+
+def open_log(path: str) -> ChangeLog:
+    """A log to read, while another process writes it or none does: `ChangeLog(path, mode="r")`."""
+    return ChangeLog(path, mode="r")

@@ -16,16 +16,17 @@ def while_it_changes(path: Path, call: Callable[[], ResultT]) -> ResultT:
     """What a call that reads a log returns. Where another process removed files under it, as who compacts or saves
     anew does, it is called again."""
     for _again in range(_MOST_TRIES - 1):
-        before = _manifests(path)
+        before = manifests_in(path)
         try:
             return call()
         except (StorageError, CheckpointError):
-            if _manifests(path) == before:
+            if manifests_in(path) == before:
                 raise
     return call()
 
 
-def _manifests(path: Path) -> list[bytes]:
+def manifests_in(path: Path) -> list[bytes]:
+    """The manifests of a log, or of the ranks that saved to a folder, as they are now."""
     found = []
     for part in sorted([path, *path.glob("rank-*")]):
         with suppress(OSError):

@@ -5,18 +5,29 @@ import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
 from shoal.errors import InputError, StorageError
 from shoal.log.fields import Fields, is_number
-from shoal.records.excerpt import excerpt
+from shoal.records.excerpt import excerpt, sentence
 from shoal.table.changes import Mark
 
 MOST_STEPS = 2**63 - 1
 # Of a commit's metadata: what reads it may stand deep in calls itself.
 _MOST_DEPTH = 64
+# Tables that the repr of a commit names.
+_MOST_SHOWN = 8
+
+
+def shown_time(seconds: float) -> str:
+    """A time in UTC, as people read it."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class DenseFile:
         return DenseFile(fields.integer("version", 1), fields.integer("bytes"), fields.integer("crc32c", 0, 2**32 - 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Commit:
     """Changes of some tables that are visible together.
 
@@ -109,6 +120,17 @@ class Commit:
     rng: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     kept: int = 0
+
+    def __repr__(self) -> str:
+        """In one line: generators and settings are left out."""
+        tables = ", ".join(f"{name}: {one.rows} rows" for name, one in list(self.tables.items())[:_MOST_SHOWN])
+        more = f", {len(self.tables) - _MOST_SHOWN} more" if len(self.tables) > _MOST_SHOWN else ""
+        said = [f"version={self.version}", f"step={self.step}", f"time={shown_time(self.time)}"]
+        said += [] if self.event_time is None else [f"event_time={self.event_time:g}"]
+        said.append(f"tables={{{tables}{more}}}")
+        said += [] if self.dense is None else [f"dense=version {self.dense.version}"]
+        said += [f"metadata={excerpt(dict(self.metadata))}"] if self.metadata else []
+        return f"Commit({', '.join(said)})"
 
     @property
     def mark(self) -> Mark:
@@ -204,4 +226,6 @@ def set_random_states(where: str, states: Mapping[str, bytes]) -> None:
             elif name in {f"cuda:{number}" for number in range(torch.cuda.device_count())}:
                 torch.cuda.set_rng_state(tensor, int(name[5:]))
         except (RuntimeError, TypeError) as error:
-            raise StorageError(f"[{where}] rng {name!r}: torch does not take this state: {error}.") from None
+            raise StorageError(
+                f"[{where}] rng {name!r}: torch does not take this state: {sentence(str(error))}"
+            ) from None

@@ -35,16 +35,18 @@ def compacting(files: Files) -> Iterator[bool]:
 
 
 def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lambda _rows: None) -> int | None:
-    """Make a snapshot of the newest version, and let go what `retain` snapshots do not need. Returns its version; None
-    where there is one already, nothing was committed, another process is at it, or the log was rewritten meanwhile.
-    `progress` hears of rows."""
+    """Make a snapshot of the newest version, unless there is one, and let go what `retain` snapshots do not need.
+    Returns its version; None where there is nothing to do, another process is at it, or the log was rewritten
+    meanwhile. `progress` hears of rows."""
     with compacting(files) as alone:
         if not alone:
             return None
         reader = LogReader(files)
         version = reader.at()
-        if version is None or (version.manifest.snapshots and not version.is_behind_snapshot):
+        if version is None:
             return None
+        if version.manifest.snapshots and not version.is_behind_snapshot:
+            return _retain_only(files, retain)
         # On the disk before the snapshot is: else a power cut might leave a log whose segment ends before it.
         with _native.File.open_to_write(str(files.segment(version.manifest.segments[-1]))) as segment:
             segment.sync()
@@ -67,21 +69,38 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
             if now.snapshots and now.snapshots[-1].version >= entry.version:  # the log was rewritten meanwhile
                 remove_folder(files.snapshot(entry.version))
                 return None
-            # What a version is made from: the beginning, while it is kept, and the snapshots.
-            bases = [0] * (now.segments[0] == 1 and not now.kept_from) + [
-                one.version for one in (*now.snapshots, entry)
-            ]
-            after = bases[-retain:][0]
-            snapshots = tuple(one for one in (*now.snapshots, entry) if one.version >= after)
-            segments = tuple(
-                first
-                for number, first in enumerate(now.segments)
-                if number + 1 == len(now.segments) or now.segments[number + 1] > after + 1
-            )
-            changed = replace(now, snapshots=snapshots, segments=segments, kept_from=after)
+            changed = _retained(replace(now, snapshots=(*now.snapshots, entry)), retain)
             write(changed)
         let_go(files, now, changed)
         return entry.version
+
+
+def _retain_only(files: Files, retain: int) -> int | None:
+    """Let go what `retain` snapshots do not need, where the newest version has one. Its version, or None where there is
+    nothing to let go."""
+    with changing_manifest(files) as write:
+        now = read_manifest(files)
+        changed = _retained(now, retain)
+        if (changed.snapshots, changed.segments, changed.oldest) == (now.snapshots, now.segments, now.oldest):
+            return None
+        write(changed)
+    let_go(files, now, changed)
+    return changed.snapshots[-1].version
+
+
+def _retained(manifest: Manifest, retain: int) -> Manifest:
+    """A log of the newest `retain` snapshots, and what came since. REQUIRES: it has one."""
+    # What a version is made from: the beginning, while it is kept, and the snapshots.
+    is_whole = manifest.segments[0] == 1 and not manifest.kept_from
+    bases = [0] * is_whole + [one.version for one in manifest.snapshots]
+    after = bases[-retain:][0]
+    snapshots = tuple(one for one in manifest.snapshots if one.version >= after)
+    segments = tuple(
+        first
+        for number, first in enumerate(manifest.segments)
+        if number + 1 == len(manifest.segments) or manifest.segments[number + 1] > after + 1
+    )
+    return replace(manifest, snapshots=snapshots, segments=segments, kept_from=after)
 
 
 def _remove_remains(files: Files, version: Version) -> None:

@@ -14,6 +14,7 @@ from shoal.errors import CheckpointError, InputError, ShoalError, StorageError
 from shoal.log.commit import DenseFile
 from shoal.log.files import Files, remove_file, size_of
 from shoal.records import nested, tensors
+from shoal.records.excerpt import sentence
 from shoal.table import without_rows
 
 _SKELETON = "shoal.state"
@@ -77,15 +78,18 @@ def _on_host(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu") for name, tensor in found.items()}
 
 
-def read_dense(path: Path, wanted: DenseFile) -> dict[str, Any]:
-    """The state dicts of a file, checked."""
-    size = size_of(path)
+def read_dense(path: Path, wanted: DenseFile, held: Any = None) -> dict[str, Any]:
+    """The state dicts of a file, checked. held: the file, where it is open already."""
+    size = size_of(path) if held is None else held.size()
     if size != wanted.bytes:
         got = "nothing" if size is None else f"{size} bytes"
         raise StorageError(f"[file {path}] wanted {wanted.bytes} bytes; got {got}. Restore it from another copy.")
     data = bytearray(size)
-    with _native.File.open_to_read(str(path)) as file:
-        file.read(0, data)
+    if held is not None:
+        held.read(0, data)
+    else:
+        with _native.File.open_to_read(str(path)) as file:
+            file.read(0, data)
     if _native.crc32c(data) != wanted.crc32c:
         raise StorageError(f"[file {path}] its checksum is wrong. Restore it from another copy.")
     found, metadata = tensors.decode(data, f"file {path}")
@@ -160,8 +164,8 @@ def restored_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer:
             if isinstance(error, ShoalError):
                 raise
             raise CheckpointError(
-                f"[{where}] dense, optimizer: one does not take what was committed: {error}. Make it as it was, or "
-                f"leave it out."
+                f"[{where}] dense, optimizer: one does not take what was committed: {sentence(str(error))} Make it as "
+                f"it was, or leave it out."
             ) from error
         yield
     except BaseException as error:

@@ -5,18 +5,21 @@
       HEAD                             what is known to be on the disk
       LOCK, MANIFEST.lock, COMPACT     held by who writes, who changes the manifest, who compacts
       segments/<first version>.seg     commits, one behind the other
+      WRITER.json                      the rank that wrote last, in a job of several: see job.py
       dense/<version>.safetensors      dense weights and their optimizer
       snapshots/<version>/             all rows at a version: see snapshot.py
+      set-aside/<number>/              what repairs took out: see repair.py
 
 docs/formats.md has every byte.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from shoal import _native
-from shoal.errors import StorageError
+from shoal.errors import CheckpointError, StorageError
 
 # A manifest or the list of a snapshot's blocks is small; what claims to be more is not ours.
 _MOST_JSON = 1 << 30
@@ -31,6 +34,8 @@ class Files:
         self.root = Path(path).absolute()  # the process may change its folder
         self.manifest = self.root / "MANIFEST.json"
         self.head = self.root / "HEAD"
+        self.writer = self.root / "WRITER.json"
+        self.set_aside = self.root / "set-aside"
         self.lock = self.root / "LOCK"
         self.manifest_lock = self.root / "MANIFEST.lock"
         self.compact_lock = self.root / "COMPACT"
@@ -72,6 +77,15 @@ def is_new(files: Files) -> bool:
             f"copy, or name another path."
         )
     return True
+
+
+def require_folder(where: str, path: Path) -> None:
+    """Raise CheckpointError where a file is in the place of a folder or of one above it, and StorageError where the
+    system does not take the path."""
+    for place in (path, *path.parents):
+        if os.path.isfile(place):  # not Path's, which raises where a name is too long
+            raise CheckpointError(f"[{where}] wanted a folder; {place.name!r} is a file. Name another path.")
+    size_of(path)
 
 
 def names_in(folder: Path) -> list[str]:

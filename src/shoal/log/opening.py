@@ -3,7 +3,7 @@
 import warnings
 
 from shoal import _native
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, ShoalWarning
 from shoal.log.compact import compacting
 from shoal.log.files import Files, is_new, make_file, names_in, remove_file, remove_folder
 from shoal.log.head import read_head
@@ -11,7 +11,7 @@ from shoal.log.manifest import Manifest, changing_manifest, new_manifest, read_m
 from shoal.log.segment import Scan, SegmentFile, header_of
 
 
-class TornTailWarning(UserWarning):
+class TornTailWarning(ShoalWarning):
     """A log's writer had died in a commit, of which the half that was written is cut off."""
 
 
@@ -19,7 +19,17 @@ def require_empty(files: Files, where: str) -> None:
     """Raise CheckpointError where a folder has no log, and something else."""
     if not is_new(files):
         return
-    known = {"LOCK", "MANIFEST.lock", "COMPACT", "HEAD", "segments", "dense", "snapshots"}
+    known = {
+        "LOCK",
+        "MANIFEST.lock",
+        "COMPACT",
+        "HEAD",
+        "segments",
+        "dense",
+        "snapshots",
+        "WRITER.json",
+        "WRITER.json.tmp",
+    }
     known |= {"MANIFEST.json.tmp", "MANIFEST.json"}  # another process may be making one
     others = [name for name in names_in(files.root) if name not in known]
     if others:

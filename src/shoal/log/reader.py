@@ -7,16 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal import _native
 from shoal.errors import CheckpointError, NotFoundError, StorageError
+from shoal.log.changing import manifests_in, while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import Files, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
-from shoal.log.segment import Scan, SegmentFile, WholeCommit, header_of
+from shoal.log.segment import DamagedError, Scan, SegmentFile, WholeCommit, header_of
 from shoal.log.snapshot import Snapshot, buckets_of
 from shoal.records import Layout, Rows
-from shoal.records.frames import Kind, decode_deletes, decode_puts
+from shoal.records.excerpt import without_place
+from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts
+
+# Segments that one reader keeps open, of the 1024 files that a process may have where nobody set another limit.
+_MOST_HELD = 256
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,12 @@ class TableChange:
 class CommittedChanges:
     """One commit of a log: what it says, and its changes, which are read when they are asked for."""
 
-    def __init__(self, files: Files, manifest: Manifest, whole: WholeCommit) -> None:
+    def __init__(
+        self, files: Files, manifest: Manifest, whole: WholeCommit, segment: SegmentFile | None = None
+    ) -> None:
         self._files = files
         self._manifest = manifest
+        self._segment = segment  # kept open, as others may remove it; None where it is opened when it is read
         self.whole = whole
         self.commit: Commit = whole.commit
 
@@ -59,7 +68,9 @@ class CommittedChanges:
         wanted = [one for one in self.whole.frames if number is None or one.header.table == number]
         if not wanted:
             return
-        segment = SegmentFile(self._files.segment(self.whole.segment), self._manifest.identity, self.whole.segment)
+        segment = self._segment
+        if segment is None:
+            segment = SegmentFile(self._files.segment(self.whole.segment), self._manifest.identity, self.whole.segment)
         try:
             for place in wanted:
                 where = f"file {segment.path}, version {self.version}, offset {place.offset}"
@@ -67,19 +78,34 @@ class CommittedChanges:
                     raise StorageError(f"[{where}] wanted a table of the manifest; got number {place.header.table}.")
                 layout = self._manifest.layouts[place.header.table]
                 data = segment.payload(place)
-                if place.header.kind is Kind.PUTS:
-                    yield TableChange(layout.name, puts=decode_puts(place.header, data, layout, where, finite=False))
-                else:
-                    yield TableChange(layout.name, deletes=decode_deletes(place.header, data, layout, where))
+                try:
+                    if place.header.kind is Kind.PUTS:
+                        puts = decode_puts(place.header, data, layout, where, finite=False)
+                        change = TableChange(layout.name, puts=puts)
+                    else:
+                        deletes = decode_deletes(place.header, data, layout, where)
+                        change = TableChange(layout.name, deletes=deletes)
+                except StorageError as error:
+                    what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
+                    raise segment.damaged(self.whole.begin, self.version, what) from None
+                yield change
         finally:
-            segment.close()
+            if segment is not self._segment:
+                segment.close()
 
 
 class LogReader:
-    """A log as it is when this is made, and as it grows."""
+    """A log as it is when this is made, and as it grows.
 
-    def __init__(self, files: Files) -> None:
+    checked: whether commits are read with all of their rows before they are believed. hold: whether what it gives keeps
+    its files open, so that it can be read when others removed them.
+    """
+
+    def __init__(self, files: Files, checked: bool = False, hold: bool = False) -> None:
         self.files = files
+        self._checked = checked
+        self._may_hold = _MOST_HELD if hold else 0
+        self._hold = hold
         if size_of(files.manifest) is None:
             raise CheckpointError(f"[log {files.root}] wanted a log; there is no MANIFEST.json. Is the path right?")
         self.refresh()
@@ -92,47 +118,58 @@ class LogReader:
 
     # ---- commits
 
-    def commits(self, after: int = 0) -> Iterator[CommittedChanges]:
-        """Whole commits behind a version, in order, up to the newest."""
+    def commits(self, after: int = 0, until: int | None = None) -> Iterator[CommittedChanges]:
+        """Whole commits behind a version, in order, up to the newest, or to a version behind which nothing is looked
+        at. Raises DamagedError where one is damaged, behind those before it."""
         manifest, head = self.manifest, self._head
         if after + 1 < manifest.segments[0]:
             raise CheckpointError(
                 f"[log {self.files.root}] versions up to {manifest.segments[0] - 1} are in a snapshot alone; changes "
                 f"behind {after} were asked for. Begin with at(version), from {manifest.oldest} on."
             )
-        last = after
+        last, place = after, (manifest.segments[-1], 0)
+        if until is not None and until <= after:
+            return
         for number, first in enumerate(manifest.segments):
             is_last = number + 1 == len(manifest.segments)
             if not is_last and manifest.segments[number + 1] <= after + 1:
                 continue
-            for whole in self._of_segment(first, is_last, head, after):
+            place = (first, len(header_of(manifest.identity, first)))
+            for whole, segment in self._of_segment(first, is_last, head, after):
                 if whole.commit.version > after:
-                    yield CommittedChanges(self.files, manifest, whole)
-                last = max(last, whole.commit.version)
+                    yield CommittedChanges(self.files, manifest, whole, segment)
+                last, place = max(last, whole.commit.version), (first, whole.end)
+                if last == until:
+                    return
             if not is_last and last + 1 != manifest.segments[number + 1]:
-                raise StorageError(
-                    f"[log {self.files.root}] versions {last + 1} to {manifest.segments[number + 1] - 1} are missing "
-                    f"behind {self.files.segment(first)}. Restore that file from another copy."
-                )
+                what = f"versions up to {manifest.segments[number + 1] - 1} should stand there; the file ends"
+                raise DamagedError.at(self.files.segment(first), first, place[1], last + 1, what)
         newest = max(last, manifest.snapshots[-1].version if manifest.snapshots else 0)
         if newest < head.version:
-            raise StorageError(
-                f"[log {self.files.root}] version {head.version} was on the disk; the newest that can be read is "
-                f"{newest}. A file was cut or damaged: verify() says where. Restore it from another copy."
-            )
+            what = f"version {head.version} was on the disk; the newest that can be read is {newest}"
+            raise DamagedError.at(self.files.segment(place[0]), place[0], place[1], newest + 1, what)
 
-    def _of_segment(self, first: int, is_last: bool, head: Head, seen: int) -> Iterator[WholeCommit]:
-        segment = SegmentFile(self.files.segment(first), self.manifest.identity, first)
+    def _of_segment(
+        self, first: int, is_last: bool, head: Head, seen: int
+    ) -> Iterator[tuple[WholeCommit, SegmentFile | None]]:
+        path = self.files.segment(first)
+        if size_of(path) is None:
+            raise DamagedError.at(path, first, 0, first, "the file is not there")
+        segment = SegmentFile(path, self.manifest.identity, first)
+        held = segment if self._may_hold > 0 else None
+        self._may_hold -= 1
         try:
             segment.check_header()
             scan = Scan(0)
             wanted = first
             kept_to = head.end if head.segment == first else 0
             known_to = kept_to if is_last else segment.size()  # who rotates syncs first
+            if self._checked:
+                known_to = seen = 0
             for whole in segment.commits(len(header_of(self.manifest.identity, first)), scan, known_to, seen):
                 if whole.commit.version != wanted:
                     raise segment.damaged(whole.begin, wanted, f"version {whole.commit.version} stands there")
-                yield whole
+                yield whole, held
                 wanted += 1
             if scan.end < kept_to:
                 raise segment.damaged(scan.end, wanted, scan.problem or f"{kept_to} bytes were on the disk")
@@ -140,7 +177,8 @@ class LogReader:
             if scan.problem is not None and (not is_last or segment.is_promised(wanted, scan)):
                 raise segment.damaged(scan.end, wanted, scan.problem)
         finally:
-            segment.close()
+            if held is None:
+                segment.close()
 
     def newest(self) -> Commit | None:
         """The newest commit."""
@@ -163,7 +201,8 @@ class LogReader:
     # ---- a version
 
     def at(self, version: int | None = None) -> "Version | None":
-        """The rows at a version, or the newest; None where nothing was committed yet."""
+        """The rows at a version, or the newest; None where nothing was committed yet. What is damaged behind the
+        version does not matter."""
         manifest = self.manifest
         if version is not None and version < manifest.oldest:
             raise CheckpointError(
@@ -171,18 +210,42 @@ class LogReader:
                 f"{manifest.oldest}."
             )
         snapshots = [one for one in manifest.snapshots if version is None or one.version <= version]
-        snapshot = Snapshot(self.files, snapshots[-1], manifest.layouts) if snapshots else None
+        snapshot = Snapshot(self.files, snapshots[-1], manifest.layouts, self._hold) if snapshots else None
         after = snapshot.commit.version if snapshot is not None else 0
         commits: list[CommittedChanges] = []
         if version is None or version > after:
-            for one in self.commits(after):
-                if version is None or one.version <= version:
-                    commits.append(one)
+            commits.extend(self.commits(after, version))
         commit = commits[-1].commit if commits else (None if snapshot is None else snapshot.commit)
         if version is not None and (commit is None or commit.version != version):
             newest = 0 if commit is None else commit.version
             raise CheckpointError(f"[log {self.files.root}] version {version} was asked for; the newest is {newest}.")
-        return None if commit is None else Version(self.files, manifest, commit, snapshot, commits)
+        if commit is None:
+            return None
+        dense = None
+        if self._hold and commit.dense is not None and size_of(path := self.files.dense_of(commit.dense.version)):
+            dense = _native.File.open_to_read(str(path))
+        return Version(self.files, manifest, commit, snapshot, commits, dense)
+
+
+def whole_commits(files: Files, after: int) -> Iterator[CommittedChanges]:
+    """The commits of a log behind a version, up to the newest, while others compact it."""
+    while True:
+        before = manifests_in(files.root)
+        try:
+            for one in LogReader(files, hold=True).commits(after):
+                yield one
+                after = one.version
+            return
+        except (StorageError, CheckpointError):
+            if manifests_in(files.root) == before:
+                raise
+
+
+def version_at(files: Files, version: int) -> "Version":
+    """All that a log held at a version. Its files stay open: it can be read though others compact the log."""
+    found = while_it_changes(files.root, lambda: LogReader(files, hold=True).at(version))
+    assert found is not None
+    return found
 
 
 class Version:
@@ -195,8 +258,10 @@ class Version:
         commit: Commit,
         snapshot: Snapshot | None,
         commits: list[CommittedChanges],
+        dense: Any = None,
     ) -> None:
         self._files = files
+        self._dense = dense  # its file, where it is kept open
         self._snapshot = snapshot
         self._commits = commits
         self.manifest = manifest
@@ -211,7 +276,7 @@ class Version:
         """The state dicts that were committed last, up to this version."""
         if self.commit.dense is None:
             return {}
-        return read_dense(self._files.dense_of(self.commit.dense.version), self.commit.dense)
+        return read_dense(self._files.dense_of(self.commit.dense.version), self.commit.dense, self._dense)
 
     def steps(
         self, table: str, first_bucket: int = 0, end_bucket: int | None = None
@@ -229,7 +294,7 @@ class Version:
         """The most rows that the files' sizes allow a table to have, whatever they say."""
         base, commits = self.base_of(table)
         number = self.manifest.number_of(table)
-        held = 0 if base is None or table not in base.tables else size_of(base.path_of(table)) or 0
+        held = 0 if base is None or table not in base.tables else base.size_of(table)
         for one in commits:
             held += sum(place.header.payload_bytes for place in one.whole.frames if place.header.table == number)
         return held // self.layouts[table].row_bytes

@@ -12,6 +12,7 @@ from shoal import _native
 from shoal.errors import StorageError
 from shoal.log.commit import Commit
 from shoal.log.files import size_of
+from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader, Kind, check_payload, decode_commit
 
 # magic, format version, 0, log, first version, 0, crc32c of the 60 bytes before it
@@ -64,6 +65,26 @@ class _Wrong:
     is_cut: bool = False  # the file ends in the middle of it
 
 
+class DamagedError(StorageError):
+    """The bytes of a segment are not what was written, from an offset on: the end of the last whole version.
+
+    version: the first that cannot be read. segment: the first version of its segment.
+    """
+
+    segment = offset = version = 0
+
+    @staticmethod
+    def at(path: Path, segment: int, offset: int, version: int, what: str) -> "DamagedError":
+        """The error for a place in a segment."""
+        before = "Versions before it can still be read. " if version > 1 else ""
+        error = DamagedError(
+            f"[file {path}] version {version}, offset {offset}: {sentence(what)} {before}Restore the file from another "
+            f"copy, or have `shoal repair` set the damaged end aside."
+        )
+        error.segment, error.offset, error.version = segment, offset, version
+        return error
+
+
 def header_of(identity: str, first: int) -> bytes:
     """The first bytes of a segment."""
     head = _HEADER.pack(_MAGIC, _FORMAT_VERSION, 0, bytes.fromhex(identity), first, bytes(20), 0)[:-4]
@@ -98,21 +119,15 @@ class SegmentFile:
         """Raise StorageError where the file is not this segment of this log."""
         wanted = header_of(self._identity, self.first)
         if self.size() < len(wanted) or bytes(self.read(0, len(wanted))) != wanted:
-            raise StorageError(
-                f"[file {self.path}] is not the segment of version {self.first} of this log, or its header is damaged. "
-                f"Restore it from another copy."
-            )
+            raise self.damaged(0, self.first, "the header is damaged, or the file is not this segment of this log")
 
     def payload(self, place: Place) -> bytearray:
         """What a frame holds; who decodes it checks it."""
         return self.read(place.offset, place.header.payload_bytes)
 
-    def damaged(self, offset: int, version: int, what: str) -> StorageError:
+    def damaged(self, offset: int, version: int, what: str) -> DamagedError:
         """The error for bytes that are not what was written."""
-        return StorageError(
-            f"[file {self.path}] version {version}, offset {offset}: {what}. Restore the file from another copy, or "
-            f"recover an older version."
-        )
+        return DamagedError.at(self.path, self.first, offset, version, what)
 
     def commits(self, begin: int, scan: Scan, kept_to: int, seen: int = 0) -> Iterator[WholeCommit]:
         """Whole commits from an offset on, where one begins. `scan` knows at the end where the last one ends, and what
@@ -187,7 +202,7 @@ class SegmentFile:
         try:
             header = FrameHeader.unpack(bytes(self.read(at, HEADER_BYTES)), f"file {self.path}, offset {at}")
         except StorageError as error:
-            return _Wrong(str(error))
+            return _Wrong(f"the frame at {at}: {without_place(str(error))}")
         place = Place(header, at + HEADER_BYTES)
         if place.end > size:
             return _Wrong(f"a frame at {at} of which only {size - at} bytes are there", is_cut=True)
@@ -195,7 +210,7 @@ class SegmentFile:
             try:
                 check_payload(header, self.payload(place), f"file {self.path}, offset {at}")
             except StorageError as error:
-                return _Wrong(str(error))
+                return _Wrong(f"the frame at {at}: {without_place(str(error))}")
         return place
 
     def _commit(self, place: Place, frames: Sequence[Place]) -> Commit | str:
@@ -207,7 +222,7 @@ class SegmentFile:
             value = decode_commit(place.header, self.payload(place), where)
             commit = Commit.from_json(where, value.get("commit"))
         except StorageError as error:
-            return str(error)
+            return f"the commit frame at {place.offset}: {without_place(str(error))}"
         if commit.version != place.header.version or any(one.header.version != commit.version for one in frames):
             return f"frames at {place.offset} whose versions differ"
         if value.get("frames") != digest_of([one.header.pack() for one in frames]):

@@ -177,7 +177,7 @@ class SnapshotWriter:
 class Snapshot:
     """A snapshot that is complete."""
 
-    def __init__(self, files: Files, entry: SnapshotEntry, layouts: tuple[Layout, ...]) -> None:
+    def __init__(self, files: Files, entry: SnapshotEntry, layouts: tuple[Layout, ...], hold: bool = False) -> None:
         self._folder = files.snapshot(entry.version)
         path = self._folder / _LIST
         value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c))
@@ -199,6 +199,12 @@ class Snapshot:
                 raise StorageError(f"[file {path}] {name!r:.100} is not the manifest's table {blocks.number}.")
             _check_order(f"file {path}, table {name!r:.100}", blocks, layouts[blocks.number].buckets)
             self.tables[name], self._layouts[name] = blocks, layouts[blocks.number]
+        # Kept open, as others may remove them; otherwise opened when they are read, which is faster.
+        self._held = {name: _native.File.open_to_read(str(self.path_of(name))) for name in self.tables if hold}
+
+    def size_of(self, name: str) -> int:
+        """Bytes of a table's file, as it is."""
+        return self._held[name].size() if name in self._held else size_of(self.path_of(name)) or 0
 
     def path_of(self, name: str) -> Path:
         """The file of a table."""
@@ -210,7 +216,8 @@ class Snapshot:
         if name not in self.tables:
             return
         table, layout, path = self.tables[name], self._layouts[name], self.path_of(name)
-        size = size_of(path)
+        held = self._held.get(name)
+        size = size_of(path) if held is None else held.size()
         if size != table.bytes:
             raise StorageError(
                 f"[file {path}] wanted {table.bytes} bytes; got {size}. The file was cut or changed: restore it from "
@@ -222,14 +229,20 @@ class Snapshot:
             if block.last_bucket >= first_bucket and (end_bucket is None or block.first_bucket < end_bucket)
         ]
         decoder = StreamDecoder(layout)
-        reader = _native.FileReader.open(str(path))
+        reader = _native.FileReader.open(str(path)) if held is None else None
         try:
             for block in wanted:
                 where = f"file {path}, offset {block.offset}"
                 if block.offset + block.bytes > table.bytes or block.rows * layout.row_bytes > block.bytes:
                     raise StorageError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
                 data = _native.buffer(block.bytes)
-                if reader.read_checked(block.offset, data) != block.crc32c:
+                if reader is not None:
+                    crc = reader.read_checked(block.offset, data)
+                else:
+                    assert held is not None
+                    held.read(block.offset, data)
+                    crc = _native.crc32c(data)
+                if crc != block.crc32c:
                     raise StorageError(
                         f"[{where}] its checksum is wrong. Restore the file from another copy, or recover another "
                         f"version."
@@ -239,7 +252,8 @@ class Snapshot:
                     raise StorageError(f"[{where}] wanted {block.rows} rows; got {len(rows)}. Restore the snapshot.")
                 yield rows
         finally:
-            reader.close()
+            if reader is not None:
+                reader.close()
 
 
 def _check_order(where: str, table: TableBlocks, buckets: int) -> None:

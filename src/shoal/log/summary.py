@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal.errors import StorageError
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.reader import LogReader
 from shoal.log.scores import Bar, ScoreHistogram
+from shoal.log.segment import DamagedError
 from shoal.log.snapshot import Snapshot
 from shoal.records import Layout
 
@@ -55,6 +57,7 @@ class Summary:
     segments: tuple[SegmentSummary, ...]
     commits: tuple[Commit, ...]  # the last ones, newest first
     dense_bytes: int
+    damage: str | None = None  # what is wrong behind the newest version, and where
 
 
 def summarize(
@@ -62,18 +65,39 @@ def summarize(
 ) -> Summary:
     """What a log holds, while others may write to it. commits: how many of the last ones are told of, of those that are
     not in a snapshot alone. scores: whether all rows are read, for histograms of their scores; `progress` hears of
-    them."""
-    return while_it_changes(files.root, lambda: _summarize(files, commits, scores, progress))
+    them. Where a segment is damaged, it tells of what stands before; damage within rows is seen where all are read."""
+    try:
+        return while_it_changes(files.root, lambda: _whole(_summarize(files, commits, scores, progress)))
+    except _DamagedLogError as error:
+        return error.summary
+
+
+class _DamagedLogError(StorageError):
+    def __init__(self, summary: Summary) -> None:
+        super().__init__(summary.damage)
+        self.summary = summary
+
+
+def _whole(summary: Summary) -> Summary:
+    """Raises where it is not: what is missing may have been compacted meanwhile."""
+    if summary.damage is not None:
+        raise _DamagedLogError(summary)
+    return summary
 
 
 def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int], None]) -> Summary:
-    reader = LogReader(files)
+    reader = LogReader(files, checked=scores)
     manifest = reader.manifest
     snapshots = [Snapshot(files, entry, manifest.layouts) for entry in manifest.snapshots]
-    version = reader.at()
-    newest = 0 if version is None else version.commit.version
-    # Others may have committed since.
-    found = [one.commit for one in reader.commits(manifest.segments[0] - 1) if one.version <= newest]
+    found: list[Commit] = []
+    damage = None
+    try:
+        for one in reader.commits(manifest.segments[0] - 1):
+            found.append(one.commit)
+    except DamagedError as error:
+        damage = str(error)
+    newest = max([0, *(one.commit.version for one in snapshots), *(one.version for one in found)])
+    version = reader.at(newest) if newest else None
     tables = []
     for name, layout in version.layouts.items() if version is not None else ():
         assert version is not None
@@ -98,6 +122,7 @@ def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int
         tuple(_segments(files, manifest.segments, found)),
         tuple(shown[number] for number in last),
         sum(size_of(files.dense / name) or 0 for name in names_in(files.dense)),
+        damage,
     )
 
 

@@ -83,7 +83,9 @@ class LoggedTable:
             try:
                 replace(optimizer, **settings)
             except ConfigError as error:
-                raise StorageError(f"[table {self.name!r}] its settings in the log are none: {error}") from None
+                raise StorageError(
+                    f"[table {self.name!r}] the log has no valid optimizer settings for it: {error}"
+                ) from None
         return settings
 
 

@@ -17,6 +17,7 @@ from shoal.log.segment import SegmentFile
 from shoal.log.snapshot import Snapshot
 from shoal.records import Layout
 from shoal.records.arrow import arrow_schema
+from shoal.records.excerpt import sentence
 from shoal.records.ipc import require_schema
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -177,4 +178,4 @@ def _check_schema(where: str, data: bytes, wanted: pa.Schema) -> None:
 
 
 def _damaged(where: str, what: str) -> StorageError:
-    return StorageError(f"[{where}] {what}. Restore the file from another copy.")
+    return StorageError(f"[{where}] {sentence(what)} Restore the file from another copy.")

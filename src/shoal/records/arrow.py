@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from shoal.errors import InputError, StorageError
+from shoal.records.excerpt import sentence
 from shoal.records.ipc import require_schema
 from shoal.records.layout import Layout
 from shoal.records.rows import Rows
@@ -145,7 +146,9 @@ def _require(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> None:
     try:
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise StorageError(f"[{where}] wanted a valid Arrow batch; got one with: {error}. Is it damaged?") from None
+        raise StorageError(
+            f"[{where}] wanted a valid Arrow batch; got one with: {sentence(str(error))} Is it damaged?"
+        ) from None
 
 
 def _list_tensor(batch: pa.RecordBatch, name: str, count: int, width: int, where: str) -> Tensor:

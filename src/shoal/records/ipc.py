@@ -5,6 +5,7 @@ import struct
 import pyarrow as pa
 
 from shoal.errors import StorageError
+from shoal.records.excerpt import sentence
 
 Buffer = bytes | bytearray | memoryview
 
@@ -34,7 +35,9 @@ def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, EOFError, struct.error) as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"[{where}] wanted an Arrow stream; got one with: {error}. Is it damaged?") from None
+        raise StorageError(
+            f"[{where}] wanted an Arrow stream; got one with: {sentence(str(error))} Is it damaged?"
+        ) from None
     if after is not None or source.tell() != memory.size:
         raise StorageError(f"[{where}] wanted one Arrow batch and nothing behind it; got more. Is it damaged?")
     return batch
@@ -58,7 +61,9 @@ def decode_batch(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, EOFError, struct.error) as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"[{where}] wanted an Arrow batch; got one with: {error}. Is it damaged?") from None
+        raise StorageError(
+            f"[{where}] wanted an Arrow batch; got one with: {sentence(str(error))} Is it damaged?"
+        ) from None
     if source.tell() != memoryview(data).nbytes:
         raise StorageError(f"[{where}] wanted one Arrow batch and nothing behind it; got more. Is it damaged?")
     return batch

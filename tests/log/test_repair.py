@@ -1,0 +1,314 @@
+"""Logs with a damaged byte: what stands before it is read, and a repair sets the rest aside."""
+
+import shutil
+import sys
+import warnings
+
+import pytest
+import torch
+from exchange import assert_same_table
+from logged import assert_rows, made, recovered, rows_of, train
+from typer.testing import CliRunner
+
+import shoal
+from shoal.cli.app import app
+from shoal.errors import CheckpointError, ConfigError, StorageError
+from shoal.log import RepairWarning
+from shoal.log import repair as repair_module
+from shoal.log.files import Files
+from shoal.log.reader import LogReader
+from shoal.log.repair import find_damage
+from shoal.log.verify import verify
+
+NEWEST = 6
+BROKEN = 4
+
+
+class Logged:
+    """A log of six versions: their rows, and where each begins in its segment."""
+
+    def __init__(self, path, segment="256MiB", compact_at=()):
+        self.path = path
+        self.rows, self.places = {}, {}
+        bags, model = made(), torch.nn.Linear(2, 2)
+        with shoal.ChangeLog(path, segment=segment) as log:
+            for version in range(1, NEWEST + 1):
+                train(bags, [version], keys=30)
+                log.commit(bags, step=version, dense=model)
+                self.rows[version] = rows_of(bags)
+                if version in compact_at:
+                    log.compact()
+            for one in LogReader(Files(str(path))).commits(log._manifest.segments[0] - 1):
+                self.places[one.version] = (log._files.segment(one.whole.segment), one.whole)
+
+    def flip(self, where, version=BROKEN):
+        """Damage a version: its first frame's header, a payload, or its commit frame."""
+        path, whole = self.places[version]
+        offset = {"header": whole.begin + 20, "rows": whole.frames[0].offset + 100, "commit": whole.end - 100}[where]
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 4
+        path.write_bytes(data)
+        return bytes(data[whole.begin :])
+
+
+@pytest.fixture(params=["header", "rows", "commit"])
+def where(request):
+    return request.param
+
+
+def repaired(path):
+    with pytest.warns(RepairWarning, match="was damaged"):
+        return shoal.ChangeLog(path, repair=True)
+
+
+def test_versions_before_the_damage_are_read(tmp_path, where):
+    logged = Logged(tmp_path / "log")
+    logged.flip(where)
+    for version in range(1, BROKEN):
+        bags, loaded = made(), made()
+        assert shoal.recover(tmp_path / "log", bags, version=version).version == version
+        assert_rows(bags, logged.rows[version])
+        shoal.load(tmp_path / "log", loaded, version=version)
+        assert_rows(loaded, logged.rows[version])
+        file = tmp_path / f"{version}.parquet"
+        arguments = ["export", tmp_path / "log", "--table", "a", "--to", file, "--version", version]
+        result = CliRunner().invoke(app, [*map(str, arguments)])
+        assert result.exit_code == 0, result.output
+    reader = shoal.open_log(tmp_path / "log")
+    assert sum(len(rows) for rows in reader.at(3).rows("a")) == len(logged.rows[3]["embedding_bags.a.weight"])
+    seen = []
+    with pytest.raises(StorageError, match=rf"version 4, offset {logged.places[4][1].begin}: the .*frame at"):
+        for one in reader.tail():
+            list(one.changes())
+            seen.append(one.version)
+    assert seen == [1, 2, 3]
+
+
+def test_the_error_names_the_place_once_and_ends_its_sentences_once(tmp_path, where):
+    logged = Logged(tmp_path / "log")
+    logged.flip(where)
+    with pytest.raises(StorageError) as error:
+        shoal.recover(tmp_path / "log", made())
+    (problem, *_) = verify(Files(str(tmp_path / "log"))).problems
+    for text in (str(error.value), problem):
+        assert text.count(str(tmp_path)) == 1
+        assert ".." not in text.replace(str(tmp_path), "") and "?." not in text
+        assert "version 4, offset" in text and "shoal repair" in text
+
+
+def test_inspect_shows_what_stands_before_the_damage(tmp_path, where):
+    Logged(tmp_path / "log").flip(where)
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "log")])
+    assert result.exit_code == 1
+    assert "versions 1 to 3" in result.output
+    assert "damaged: [file" in result.output and "version 4, offset" in result.output
+
+
+def test_a_repair_goes_on_from_the_last_whole_version_and_keeps_the_bytes(tmp_path, where):
+    logged = Logged(tmp_path / "log")
+    gone = logged.flip(where)
+    with repaired(tmp_path / "log") as log:
+        assert log.version == 3
+        (done,) = log.repairs
+        assert done.version == 3 and str(done.folder) in str(done)
+        bags = made()
+        assert shoal.recover(tmp_path / "log", bags).version == 3
+        assert_rows(bags, logged.rows[3])
+        train(bags, [50], keys=30)
+        assert log.commit(bags) == 4
+        assert log.verify().is_sound
+    again, commit = recovered(tmp_path / "log")
+    assert commit.version == 4
+    assert_rows(again, rows_of(bags))
+    kept = sorted(path.relative_to(done.folder).as_posix() for path in done.folder.rglob("*") if path.is_file())
+    segment = f"segments/{1:020}.seg.from-{logged.places[4][1].begin}"
+    assert kept == ["WHY.txt", *(f"dense/{version:020}.safetensors" for version in (4, 5, 6)), segment]
+    assert (done.folder / segment).read_bytes() == gone
+    with shoal.ChangeLog(tmp_path / "log", repair=True) as log:  # no warning: there is nothing to do
+        assert log.repairs == ()
+    assert (done.folder / segment).exists()
+
+
+def test_segments_behind_the_damage_are_set_aside_too(tmp_path, where):
+    logged = Logged(tmp_path / "log", segment=1)
+    logged.flip(where)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "log" / "segments").iterdir()}
+    with repaired(tmp_path / "log") as log:
+        assert log.version == 3
+        assert log.verify().is_sound
+        kept = {path.name: path.read_bytes() for path in (log.repairs[0].folder / "segments").iterdir()}
+    assert {name: kept[name] for name in files if name in kept} == {
+        f"{v:020}.seg": files[f"{v:020}.seg"] for v in (5, 6)
+    }
+
+
+def test_a_snapshot_behind_the_damage_is_gone_on_from_with_the_versions_behind_it(tmp_path, where):
+    for segment in ("256MiB", 1):
+        path = tmp_path / f"log-{segment}"
+        logged = Logged(path, segment, compact_at=(5,))
+        logged.flip(where)
+        with repaired(path) as log:
+            assert log.version == NEWEST
+            assert log.verify().is_sound, log.verify().problems
+        bags, commit = recovered(path)
+        assert commit.version == NEWEST
+        assert_rows(bags, logged.rows[NEWEST])
+        with pytest.raises(CheckpointError, match="oldest that is kept is 5"):
+            shoal.recover(path, bags, version=3)
+
+
+def test_two_damaged_places(tmp_path):
+    logged = Logged(tmp_path / "log", compact_at=(3,))
+    logged.flip("header", 2)
+    logged.flip("rows", 5)
+    with repaired(tmp_path / "log") as log:
+        assert log.version == 4
+        assert [one.version for one in log.repairs] == [4]
+        kept = {path.name for path in (log.repairs[0].folder / "dense").iterdir()}
+        assert kept == {f"{version:020}.safetensors" for version in range(1, NEWEST + 1)}
+        assert log.verify().is_sound
+    bags, _ = recovered(tmp_path / "log")
+    assert_rows(bags, logged.rows[4])
+
+
+@pytest.mark.parametrize("lost", ["cut", "gone", "header"])
+def test_a_segment_that_is_cut_gone_or_another(tmp_path, lost):
+    logged = Logged(tmp_path / "log", segment=1)
+    path, whole = logged.places[BROKEN]
+    if lost == "gone":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[3] ^= 1
+        path.write_bytes(path.read_bytes()[: whole.begin + 100] if lost == "cut" else data)
+    with repaired(tmp_path / "log") as log:
+        assert log.version == 3
+        assert log.verify().is_sound
+    bags, _ = recovered(tmp_path / "log")
+    assert_rows(bags, logged.rows[3])
+
+
+def test_the_last_segment_is_cut_below_what_was_promised(tmp_path):
+    logged = Logged(tmp_path / "log")
+    path, whole = logged.places[5]
+    path.write_bytes(path.read_bytes()[: whole.begin])
+    with pytest.raises(StorageError, match="offset"):
+        shoal.ChangeLog(tmp_path / "log")
+    with repaired(tmp_path / "log") as log:
+        assert log.version == 4
+
+
+class Killed(BaseException):
+    """Where a process would have died."""
+
+
+def test_a_repair_that_is_killed_anywhere_is_run_again(tmp_path):
+    """Writes are calls of the system each: who dies between two lines has done those before, and no more."""
+    for kind, compact_at, newest in (("end", (), 3), ("beginning", (5,), NEWEST)):
+        logged = Logged(tmp_path / kind, compact_at=compact_at)
+        gone = logged.flip("header")
+        line, is_over = 1, False
+        while not is_over:
+            path = tmp_path / "log"
+            shutil.copytree(tmp_path / kind, path)
+            is_over = not killed_at(path, line)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RepairWarning)
+                warnings.simplefilter("ignore", shoal.log.TornTailWarning)
+                with shoal.ChangeLog(path, repair=True) as log:
+                    assert log.version == newest, line
+                    assert log.verify().is_sound, line
+            bags, _ = recovered(path)
+            assert_rows(bags, logged.rows[newest])
+            kept = [one.read_bytes() for one in path.glob("set-aside/*/segments/*")]
+            assert any(one.endswith(gone) for one in kept), line
+            shutil.rmtree(path)
+            line += 7
+
+
+def killed_at(path, line):
+    """Whether a repair died at a line of its code, counted as they are run."""
+    left = line
+
+    def trace(frame, event, _argument):
+        nonlocal left
+        if frame.f_code.co_filename != repair_module.__file__:
+            return None
+        left -= event == "line"
+        if left == 0:
+            raise Killed
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            repair_module.repair(Files(str(path)), "test")
+    except Killed:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_what_a_repair_does_not_mend_is_said(tmp_path):
+    logged = Logged(tmp_path / "log", compact_at=(5,))
+    logged.flip("header")
+    arrow = next(tmp_path.glob("log/snapshots/*/00000.arrow"))
+    data = bytearray(arrow.read_bytes())
+    data[-200] ^= 1
+    arrow.write_bytes(data)
+    before = {path: path.read_bytes() for path in (tmp_path / "log").rglob("*") if path.is_file()}
+    with pytest.raises(StorageError, match="cannot mend a snapshot"):
+        shoal.ChangeLog(tmp_path / "log", repair=True)
+    assert all(path.read_bytes() == data for path, data in before.items() if path.name != "LOCK")
+    bags = made()
+    assert shoal.recover(tmp_path / "log", bags, version=3).version == 3
+    assert_rows(bags, logged.rows[3])
+    manifest = tmp_path / "log" / "MANIFEST.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"item"', b'"itam"').replace(b"float32", b"float33"))
+    result = CliRunner().invoke(app, ["repair", str(tmp_path / "log")])
+    assert result.exit_code == 1
+    assert "cannot mend a manifest" in result.output + result.stderr
+
+
+def test_the_command_says_what_it_set_aside(tmp_path):
+    Logged(tmp_path / "log").flip("rows")
+    said = CliRunner().invoke(app, ["repair", str(tmp_path / "log")])
+    assert said.exit_code == 0, said.output
+    assert "The log goes on from version 3" in said.output and "set-aside/0001" in said.output
+    said = CliRunner().invoke(app, ["repair", str(tmp_path / "log")])
+    assert said.exit_code == 0 and "no segment is damaged; the newest version is 3" in said.output
+    assert find_damage(Files(str(tmp_path / "log"))) is None
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_the_commit_behind_an_older_version_that_was_recovered_is_right(tmp_path, is_open):
+    logged = Logged(tmp_path / "log")
+    log = shoal.ChangeLog(tmp_path / "log") if is_open else None
+    bags = made()
+    assert shoal.recover(tmp_path / "log", bags, version=2).version == 2
+    bags.table("a").erase(bags.table("a").keys()[:3])
+    train(bags, [60], keys=10)
+    with log or shoal.ChangeLog(tmp_path / "log") as opened:
+        assert opened.commit(bags) == NEWEST + 1
+        assert all(one.replaces for one in opened.newest.tables.values())
+        train(bags, [61], keys=10)
+        assert opened.commit(bags) == NEWEST + 2
+        assert not any(one.replaces for one in opened.newest.tables.values())
+    again, _ = recovered(tmp_path / "log")
+    for name in "abc":
+        assert_same_table(again.table(name), bags.table(name))
+    shoal.recover(tmp_path / "log", again, version=NEWEST)  # nothing was taken out
+    assert_rows(again, logged.rows[NEWEST])
+
+
+def test_versions_that_are_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match="version 3 was asked for; there is no log"):
+        shoal.recover(tmp_path / "none", made(), version=3)
+    Logged(tmp_path / "log")
+    with pytest.raises(CheckpointError, match="version 9 was asked for; the newest is 6"):
+        shoal.recover(tmp_path / "log", made(), version=9)
+    with pytest.raises(ConfigError, match="repair"):
+        shoal.ChangeLog(tmp_path / "log", mode="r", repair=True)
