@@ -205,7 +205,7 @@ def test_other_integers_keep_their_value(kind, bits):
         return
     name = f"{kind}{bits}"
     values = [0, 5, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if kind == "int" else [0, 5, 2**bits - 1]
-    for given in (
+    for held in (
         np.array(values, dtype=name),
         np.array(values, dtype=np.dtype(name).newbyteorder(">")),
         torch.tensor(values, dtype=getattr(torch, name)),
@@ -214,7 +214,7 @@ def test_other_integers_keep_their_value(kind, bits):
         pa.array(values, getattr(pa, name)()),
         pa.array([1, *values], getattr(pa, name)()).slice(1),
     ):
-        assert ids(given) == values
+        assert ids(held) == values
 
 
 def test_arrays_that_are_not_to_be_written_to_are_copied():

@@ -1,6 +1,7 @@
 """EmbeddingBagCollection: a pooled row for every bag of keys."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -47,6 +48,11 @@ class EmbeddingBagCollection(Collection):
             raise ConfigError(f"[{type(self).__name__}] is_weighted must be True, False or None; got {is_weighted!r}.")
         super().__init__(tables, device=device, seed=seed, name=name, output_dtype=output_dtype)
         self._is_weighted = is_weighted
+
+    @property
+    def embedding_bags(self) -> SimpleNamespace:
+        """The names of the state dict's entries as attributes: torch.distributed.checkpoint looks for them here."""
+        return self._entry_names()
 
     def forward(self, features: Any) -> KeyedTensor:
         """Pool the rows of every bag."""

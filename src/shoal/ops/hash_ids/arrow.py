@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.errors import InputError
+from shoal.errors import InputError, OutOfMemoryError
 from shoal.ops.hash_ids.cpu import WHERE, hash_strings, not_unicode, null_at
 
 
@@ -32,6 +32,8 @@ def ids_of_objects(objects: Sequence[Any]) -> Tensor:
     try:
         # Arrow encodes str and takes bytes as they are; from_pandas has it know NaN and pandas' NA for nulls.
         array = pa.array(objects, type=pa.large_binary(), from_pandas=True)
+    except MemoryError as error:
+        raise OutOfMemoryError(f"[{WHERE}] wanted memory for the bytes of {len(objects)} strings; got none.") from error
     except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as error:
         raise _wrong_object(objects, error) from None
     return ids_of_arrow(array)

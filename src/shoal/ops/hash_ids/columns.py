@@ -20,12 +20,12 @@ _INTEGERS = (
 def hash_ids(ids: Any) -> Tensor:
     """Ids as tables want them: an int64 tensor [n], on the CPU, or on the device of the tensor that was given.
 
-    ids: a list or tuple of str or bytes; a NumPy array, a pandas Series or an Arrow array of strings, bytes or integers,
-        categories included; a tensor of integers.
+    ids: a list or tuple of str or bytes; a NumPy array, a pandas Series or an Arrow array of strings, bytes or
+        integers, categories included; a tensor of integers.
 
-    A string becomes the XXH64 of its UTF-8, seed 0, and bytes that of themselves: the same number in every container, on
-    every platform and in every version, and one that other languages compute too (docs/formats.md). Two of n different
-    strings share an id with a probability of about n^2 / 2^65: 2.7 % for a billion, 3e-8 for a million.
+    A string becomes the XXH64 of its UTF-8, seed 0, and bytes that of themselves: the same number in every container,
+    on every platform and in every version, and one that other languages compute too (docs/formats.md). Two of n
+    different strings share an id with a probability of about n^2 / 2^65: 3e-8 for a million, 2.7 % for a billion.
 
     uint64 becomes the int64 of the same bits, and other integers stay what they are: neither is hashed, and both may
     share memory with what was given. Do not mix strings and integers in one table: a string's id can be any integer.
@@ -67,7 +67,7 @@ def _of_numpy(ids: "np.ndarray[Any, Any]") -> Tensor:
 
     _require_one_dimension(ids.shape)
     if isinstance(ids, np.ma.MaskedArray):
-        masked = np.ma.getmaskarray(ids)  # type: ignore[no-untyped-call]
+        masked = np.ma.getmaskarray(ids)
         if masked.any():
             raise null_at(int(masked.argmax()))
         ids = ids.data

@@ -44,6 +44,6 @@ def null_at(position: int) -> InputError:
 
 def not_unicode(position: int) -> InputError:
     return InputError(
-        f"[{WHERE}] wanted strings that have UTF-8; the one at {position} has a lone surrogate. Encode it yourself, and "
-        f"give bytes."
+        f"[{WHERE}] wanted strings that have UTF-8; the one at {position} has a lone surrogate. Encode it yourself, "
+        f"and give bytes."
     )
