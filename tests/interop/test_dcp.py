@@ -471,6 +471,13 @@ def test_wrong_arguments(tmp_path, state):
             call(state, tmp_path)
 
 
+@pytest.mark.parametrize("call", [dcp.save, dcp.load])
+@pytest.mark.parametrize("path", [None, 3, b"folder"])
+def test_wrong_paths(call, path):
+    with pytest.raises(InputError, match=r"dcp\.(save|load)"):
+        call({"model": nn.Linear(1, 1)}, path)
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="a folder that can be written"):

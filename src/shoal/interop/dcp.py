@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from shoal.checkpoint.loading import require_path
 from shoal.config import format_size
 from shoal.errors import CheckpointError, InputError, ShoalError, StateDictError
 from shoal.modules.collection import Collection
@@ -47,6 +48,7 @@ def save(state: Mapping[str, Any], path: str | Path) -> None:
     state: for instance {"model": model, "optimizer": adam}. Collections count as modules, `bags.optimizer` as an
     optimizer. Tables above their collection's `state_dict_limit` are refused.
     """
+    require_path("dcp.save", path)
     where = f"dcp.save {path}"
     _require_state(where, state)
     _require_one_process(where)
@@ -66,6 +68,7 @@ def load(state: Mapping[str, Any], path: str | Path) -> None:
     first: a checkpoint that is not there, is damaged or does not fit raises CheckpointError or StateDictError, and
     changes nothing. Only load checkpoints that you trust: DCP's metadata is a pickle.
     """
+    require_path("dcp.load", path)
     where = f"dcp.load {path}"
     _require_state(where, state)
     _require_one_process(where)
