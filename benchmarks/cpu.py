@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from benchmarks.peers.torch_bag import TorchBags
 from benchmarks.registry import Limit, Limits, Registry
 from benchmarks.roof import RoofBags, RoofMap
 from shoal.index.host import HostIndex
+from shoal.ops.hash_ids import hash_ids
+from shoal.ops.hash_ids.reference import id_of
 
 T = TypeVar("T")
 registry = Registry()
@@ -285,6 +288,31 @@ def find(bench: Bench) -> Result:
         same_rows("pandas find", pandas.find(queries[0]), asked[0])
         contenders.append(Contender(pandas.name, _over(queries, pandas.find), KEYS_A_BATCH))
     return bench.alternate(contenders, unit="M keys/s", scale=1e6, rate=True)
+
+
+# -- Ids of strings ---------------------------------------------------------------------------------------------------
+
+
+@registry.case(
+    "ids of strings, two threads",
+    compares="hash_ids of an Arrow column of strings of some 20 bytes; a list of the same strings; Python's own hash",
+    limits={},
+)
+def ids_of_strings(bench: Bench) -> Result:
+    texts = [f"user-{key}" for key in work.keys_of(torch.arange(bench.effort.live_rows)).tolist()]
+    column = pa.array(texts)
+    if hash_ids(column)[:1000].tolist() != [id_of(text) for text in texts[:1000]]:
+        raise AssertionError("hash_ids and its reference differ")
+
+    def by_python(_: int) -> object:
+        return [hash(text.encode()) for text in texts]
+
+    contenders = [
+        Contender(OURS, lambda _: hash_ids(column), len(texts)),
+        Contender("a list", lambda _: hash_ids(texts), len(texts)),
+        Contender("Python's hash", by_python, len(texts)),
+    ]
+    return bench.alternate(contenders, unit="M strings/s", scale=1e6, rate=True)
 
 
 # -- What grows with the rows -----------------------------------------------------------------------------------------

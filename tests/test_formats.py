@@ -12,6 +12,7 @@ import shoal
 from shoal import _native
 from shoal.config import Optimizer
 from shoal.ops.birth import reference as birth
+from shoal.ops.hash_ids import reference as hash_ids
 from shoal.ops.update import reference as update
 from shoal.records.frames import FrameHeader, Kind
 
@@ -73,6 +74,25 @@ def test_name_hash(given):
     wanted = integer(given["name_hash"])
     assert birth.name_hash(given["name"]) == wanted
     assert _native.name_hash(given["name"]) == wanted
+
+
+@each("string id")
+def test_string_id(given):
+    data = bytes.fromhex(given["bytes"])
+    assert hash_ids.xxh64(data) == integer(given["hash"])
+    assert hash_ids.id_of(data) == integer(given["id"])
+    assert shoal.hash_ids([data]).tolist() == [integer(given["id"])]
+    assert integer(given["id"]) % 2**64 == integer(given["hash"])
+    if given["string"]:
+        assert given["string"].encode() == data
+        assert shoal.hash_ids([given["string"]]).tolist() == [integer(given["id"])]
+
+
+@each("unsigned id")
+def test_unsigned_id(given):
+    assert shoal.hash_ids(torch.tensor([integer(given["uint64"])], dtype=torch.uint64)).tolist() == [
+        integer(given["id"])
+    ]
 
 
 @each("bucket")

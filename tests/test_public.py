@@ -38,6 +38,7 @@ PUBLIC = [
     "debug",
     "errors",
     "get_num_threads",
+    "hash_ids",
     "load",
     "open_log",
     "prefetch",

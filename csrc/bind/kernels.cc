@@ -3,6 +3,7 @@
 #include "bind/bags.h"
 #include "bind/bind.h"
 #include "kernels/bucket_order.h"
+#include "kernels/hash_ids.h"
 #include "kernels/pool.h"
 #include "kernels/rows_io.h"
 #include "kernels/update.h"
@@ -225,6 +226,32 @@ void bind_kernels(nb::module_& m) {
         order_by_bucket(keys.data(), int64_t(keys.shape(0)), buckets, out.data());
       },
       nb::arg("keys"), nb::arg("buckets"), nb::arg("out"), Released(), "Where the keys are that come by bucket");
+  m.def(
+      "hash_strings",
+      [](uintptr_t data, int64_t bytes, uintptr_t offsets, bool are_wide, Vector<int64_t> out, int threads) {
+        const auto* chars = reinterpret_cast<const char*>(data);
+        int64_t n = int64_t(out.shape(0));
+        if (are_wide)
+          return hash_strings(chars, bytes, reinterpret_cast<const int64_t*>(offsets), n, out.data(), threads);
+        return hash_strings(chars, bytes, reinterpret_cast<const int32_t*>(offsets), n, out.data(), threads);
+      },
+      nb::arg("data"), nb::arg("bytes"), nb::arg("offsets"), nb::arg("are_wide"), nb::arg("out"), nb::arg("threads"),
+      Released(), "Ids of strings, by addresses of n + 1 offsets and of bytes; the first with wrong offsets, or -1");
+  m.def(
+      "hash_padded",
+      [](uintptr_t data, int64_t width, Vector<int64_t> out, int threads) {
+        hash_padded(reinterpret_cast<const char*>(data), width, int64_t(out.shape(0)), out.data(), threads);
+      },
+      nb::arg("data"), nb::arg("width"), nb::arg("out"), nb::arg("threads"), Released(),
+      "Ids of strings of so many bytes each, with NULs at their end that do not count");
+  m.def(
+      "hash_utf32",
+      [](uintptr_t data, int64_t width, Vector<int64_t> out, int threads) {
+        const auto* points = reinterpret_cast<const uint32_t*>(data);
+        return hash_utf32(points, width, int64_t(out.shape(0)), out.data(), threads);
+      },
+      nb::arg("data"), nb::arg("width"), nb::arg("out"), nb::arg("threads"), Released(),
+      "Ids of strings of so many code points each, by their UTF-8; the first that has none, or -1");
   m.def(
       "export_rows",
       [](const Rows& rows, Vector<int32_t> slots, uintptr_t weights, const std::vector<BoundColumn>& state,

@@ -28,6 +28,7 @@ from shoal.config import (
     set_num_threads,
 )
 from shoal.modules import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from shoal.ops.hash_ids import hash_ids
 from shoal.prefetch import prefetch
 from shoal.storage import Storage
 
@@ -75,6 +76,7 @@ __all__ = [
     "debug",
     "errors",
     "get_num_threads",
+    "hash_ids",
     "load",
     "open_log",
     "prefetch",

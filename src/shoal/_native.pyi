@@ -562,6 +562,21 @@ def unpack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=
 def order_by_bucket(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')]) -> None:
     """Where the keys are that come by bucket"""
 
+def hash_strings(data: int, bytes: int, offsets: int, are_wide: bool, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')], threads: int) -> int:
+    """
+    Ids of strings, by addresses of n + 1 offsets and of bytes; the first with wrong offsets, or -1
+    """
+
+def hash_padded(data: int, width: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')], threads: int) -> None:
+    """
+    Ids of strings of so many bytes each, with NULs at their end that do not count
+    """
+
+def hash_utf32(data: int, width: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')], threads: int) -> int:
+    """
+    Ids of strings of so many code points each, by their UTF-8; the first that has none, or -1
+    """
+
 def export_rows(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: int, state: Sequence[tuple[int, int, int]], scores: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu')] | None, threads: int) -> None:
     """Whole rows to columns; state as (address, first float, floats)"""
 

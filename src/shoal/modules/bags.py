@@ -1,6 +1,7 @@
 """EmbeddingBagCollection: a pooled row for every bag of keys."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -51,6 +52,11 @@ class EmbeddingBagCollection(Collection):
             tables, device=device, seed=seed, name=name, output_dtype=output_dtype, strict_features=strict_features
         )
         self._is_weighted = is_weighted
+
+    @property
+    def embedding_bags(self) -> SimpleNamespace:
+        """The names of the state dict's entries as attributes: torch.distributed.checkpoint looks for them here."""
+        return self._entry_names()
 
     def forward(self, features: Any) -> KeyedTensor:
         """Pool the rows of every bag."""

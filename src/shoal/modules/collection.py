@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -25,7 +26,7 @@ from shoal.modules.lookup import Lookup
 from shoal.modules.moving import move_in_place
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
-from shoal.modules.state import load_content, save_content, state_names
+from shoal.modules.state import load_content, names_as_attributes, save_content, state_names, state_shapes
 from shoal.modules.torchrec import looks_like_config, table_of
 from shoal.modules.warned import is_checkpointed, warn
 from shoal.table import Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
@@ -348,6 +349,21 @@ class Collection(nn.Module):
         }
         with self._group.writing():
             self._group.replace({number: content for number, content in contents.items() if content})
+
+    def state_shapes(self, prefix: str) -> list[dict[str, tuple[torch.dtype, tuple[int, ...] | None]]]:
+        """For each table, the entries that it has in a state dict: type, and shape behind the rows, if it has rows."""
+        return [state_shapes(config, self._prefix(prefix, config)) for config in self._configs]
+
+    def require_loadable(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Raise what `load_state_dict` would: StateDictError for wrong entries, CapacityError without room for them."""
+        contents = [load_content(config, self._prefix(prefix, config), state_dict) for config in self._configs]
+        with self._group.writing():
+            for table, content in zip(self._group.tables, contents, strict=True):
+                if content is not None:
+                    table.require_room(len(content.keys))
+
+    def _entry_names(self) -> SimpleNamespace:
+        return names_as_attributes(name for config in self._configs for name in state_names(config, f"{config.name}."))
 
     def _prefix(self, prefix: str, config: Table) -> str:
         return f"{prefix}{self._state_name}.{config.name}."

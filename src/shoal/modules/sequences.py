@@ -1,6 +1,7 @@
 """EmbeddingCollection: a row for every key."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -40,6 +41,11 @@ class EmbeddingCollection(Collection):
         )
         self._need_indices = need_indices
         self._sources = [name for config in self._configs for name in config.feature_names]
+
+    @property
+    def embeddings(self) -> SimpleNamespace:
+        """The names of the state dict's entries as attributes: torch.distributed.checkpoint looks for them here."""
+        return self._entry_names()
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """The row of every key."""

@@ -1,6 +1,7 @@
 """A table in a state dict: TorchRec's names where it has them, and checked before anything is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,30 @@ def state_names(config: Table, prefix: str) -> list[str]:
     """Every entry of a table: weight [n, dim], weight_id [n, 1], the optimizer's columns, score [n] and step."""
     columns = [f"state.{column.name}" for column in config.columns]
     return [prefix + name for name in ("weight", "weight_id", *columns, "score", "step")]
+
+
+def names_as_attributes(names: Iterable[str]) -> SimpleNamespace:
+    """Names with dots as objects in objects: `a.b` is there as attribute b of attribute a.
+
+    torch.distributed.checkpoint.state_dict walks along the attributes of a module for every name of its state dict.
+    """
+    root = SimpleNamespace()
+    for name in names:
+        at = root
+        for part in name.split("."):
+            at = at.__dict__.setdefault(part, SimpleNamespace())
+    return root
+
+
+def state_shapes(config: Table, prefix: str) -> dict[str, tuple[torch.dtype, tuple[int, ...] | None]]:
+    """The type of every entry of a table, and its shape behind the rows; None where an entry has none for each row."""
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...] | None]] = {
+        "weight": (getattr(torch, config.dtype), (config.dim,)),
+        "weight_id": (torch.int64, (1,)),
+    }
+    shapes |= {f"state.{column.name}": (torch.float32, (column.width,)) for column in config.columns}
+    shapes |= {"score": (torch.float64, ()), "step": (torch.int64, None)}
+    return {prefix + name: shape for name, shape in shapes.items()}
 
 
 def save_content(content: TableContent, prefix: str, destination: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table
 from shoal.errors import DeviceError, ForkError, InputError, OutOfMemoryError
+from shoal.ops.hash_ids import hint_for
 from shoal.records import Rows
 from shoal.table.below import Below
 from shoal.table.changes import Changes
@@ -458,6 +459,7 @@ class Group(ABC):
         if values.dtype not in _INTEGERS or offsets.dtype not in _INTEGERS:
             raise InputError(
                 f"[{self.name}] values and offsets must be int32 or int64; got {values.dtype} and {offsets.dtype}."
+                f"{hint_for(values)}"
             )
         if values.dim() != 1 or offsets.dim() != 1 or offsets.numel() == 0:
             raise InputError(

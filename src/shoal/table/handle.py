@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import DeviceError, InputError
+from shoal.ops.hash_ids import hint_for
 from shoal.table.content import TableStats
 from shoal.table.group import Group, GroupTable
 
@@ -114,11 +115,11 @@ class TableHandle:
                 # Asked for integers, torch would cut floats down to them; only of nothing it makes floats.
                 keys = torch.tensor(keys, dtype=None if len(keys) else torch.int64, device=self._group.device)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-                raise InputError(f"[{where}] keys must be int64s; got {keys!r} ({error}).") from None
+                raise InputError(f"[{where}] keys must be int64s; got {keys!r} ({error}).{hint_for(keys)}") from None
         if keys.dtype not in (torch.int32, torch.int64) or keys.dim() != 1:
             raise InputError(
                 f"[{where}] keys must be an int32 or int64 tensor of one dimension; got {keys.dtype} of shape "
-                f"{tuple(keys.shape)}."
+                f"{tuple(keys.shape)}.{hint_for(keys)}"
             )
         self._require_here(where, "keys", keys)
         return keys.to(torch.int64).contiguous()

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from shoal.errors import DeviceError, InputError, NotFoundError
 from shoal.modules.jagged.offsets import to_offsets
+from shoal.ops.hash_ids import hint_for
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -41,6 +42,7 @@ def require_indices(where: str, name: str, given: Tensor) -> None:
     if given.dim() != 1 or given.dtype not in _INDEX_DTYPES:
         raise InputError(
             f"[{where}] {name}: wanted a 1-D tensor of int32 or int64; got {given.dim()}-D of {given.dtype}."
+            f"{hint_for(given) if name == 'values' else ''}"
         )
 
 
