@@ -15,8 +15,8 @@ from shoal.modules.lookup import Lookup
 from shoal.modules.moving import move_in_place
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
-from shoal.modules.state import load_content, save_content, state_names
-from shoal.modules.torchrec import looks_like_config, table_of
+from shoal.modules.state import is_weight_alone, load_content, save_content, state_names, warn_of_weights
+from shoal.modules.torchrec import Defaults, warn_of_optimizer
 from shoal.table import Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
 _counter = itertools.count()
@@ -43,11 +43,14 @@ class Collection(nn.Module):
         seed: int,
         name: str | None,
         output_dtype: torch.dtype,
+        defaults: Defaults,
     ) -> None:
         super().__init__()
         where = type(self).__name__
         self._device = _device(where, device)
-        self._configs = self._checked(tables)
+        self._configs = self._checked(tables, defaults)
+        self._given = tuple(tables)  # TorchRec's models read their own configs again
+        self._without_optimizer = defaults.without_optimizer(tables)  # those of which a warning is to come
         seed = integer(where, "seed", seed, low=-(2**63), high=2**64 - 1)
         if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
@@ -59,11 +62,11 @@ class Collection(nn.Module):
         self._is_strict = False  # while load_state_dict is
         self._open(name, seed)
 
-    def _checked(self, tables: Any) -> tuple[Table, ...]:
+    def _checked(self, tables: Any, defaults: Defaults) -> tuple[Table, ...]:
         where = type(self).__name__
         if isinstance(tables, str) or not isinstance(tables, Sequence) or not tables:
             raise ConfigError(f"[{where}] tables must be a non-empty list of Table; got {tables!r}.")
-        configs = tuple(table_of(table) if looks_like_config(table) else table for table in tables)
+        configs = defaults.tables(where, tables)
         for config in configs:
             if not isinstance(config, Table):
                 raise ConfigError(f"[{where}] tables must be Table values; got {config!r}.")
@@ -87,7 +90,10 @@ class Collection(nn.Module):
         elif not registry.is_free(f"{name}/0"):
             raise ConfigError(f"[{where}] name must be free; a live collection is called {name!r} already.")
         self.name = name
-        self._group = open_group(f"{name}/0", self._configs, seed % 2**64, self._device)
+        self._make_group(seed % 2**64)
+
+    def _make_group(self, seed: int) -> None:
+        self._group = open_group(f"{self.name}/0", self._configs, seed, self._device)
         registry.register(self._group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -97,6 +103,24 @@ class Collection(nn.Module):
         changeable = any(table.optimizer_hyper for table in self._group.tables)
         self._optimizer = TableOptimizer(self._group) if changeable else None
         self._scaler: torch.amp.GradScaler | None = None
+
+    def _make_anew(self, configs: Sequence[Table], device: torch.device) -> None:
+        """Have these tables in place of ones of the same names, under the same name and seed.
+
+        REQUIRES: no table has a row, and nobody has `optimizer`. Handles of the old tables are refused from here on.
+        """
+        before, old, scaler = (self._configs, self._device), self._group, self._scaler
+        old.retired = f"[{self.name}] these tables were made anew since. Call table() again."
+        del self._group, self._optimizer  # the files of a tier are one group's
+        self._configs, self._device = tuple(configs), device
+        try:
+            self._make_group(old.seed)
+        except BaseException:
+            self._configs, self._device = before
+            self._make_group(old.seed)
+            self.scaler = scaler
+            raise
+        self.scaler = scaler
 
     # ---- tables
 
@@ -148,6 +172,11 @@ class Collection(nn.Module):
         """The tables' optimizers for schedulers: a param group for each table that has settings, with its name."""
         if self._optimizer is None:
             raise ConfigError(f"[{self.name}] no table has an optimizer with settings: there is nothing to schedule.")
+        if self.device.type == "meta":
+            raise DeviceError(
+                f"[{self.name}] wanted tables with rows to schedule; these are on meta, and their optimizer is "
+                f"made with them. Call to_empty(device='cpu') or to_empty(device='cuda') first."
+            )
         self._group.settings_may_change = True
         return self._optimizer
 
@@ -166,11 +195,19 @@ class Collection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         try:
-            probe = fn(torch.zeros(1, dtype=torch.float32, device=self.device))
+            try:
+                probe = fn(torch.zeros(1, dtype=torch.float32, device=self.device))
+            except NotImplementedError:
+                if self.device.type != "meta":
+                    raise
+                # torch copies nothing out of meta. Tables there have no rows, so there is nothing to copy.
+                probe = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
         except (AssertionError, RuntimeError) as error:  # as torch says that there is no such device
             raise DeviceError(
                 f"[{self.name}] tables live on {self.device} and stay there: move the rest of the model; {error}."
             ) from error
+        if self.device.type == "meta" and probe.device.type != "meta" and probe.dtype == torch.float32:
+            self._make_anew(self._configs, probe.device)
         self._require_stay(probe.device)
         if probe.dtype != torch.float32:
             raise ConfigError(
@@ -181,6 +218,11 @@ class Collection(nn.Module):
         return self
 
     def _require_stay(self, device: torch.device) -> None:
+        if device != self.device and device.type == "meta":
+            raise DeviceError(
+                f"[{self.name}] tables live on {self.device} and do not move; got meta, which would drop their rows. "
+                f"For shapes alone make another collection with device='meta'."
+            )
         if device != self.device:
             raise DeviceError(
                 f"[{self.name}] tables live on {self.device} and do not move; got {device}. Make the collection with "
@@ -200,7 +242,17 @@ class Collection(nn.Module):
             )
         return super().requires_grad_(requires_grad)
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks of every module of a model, before it looks at any."""
+        raise ConfigError(
+            f"[{self.name}] torch.jit.script cannot have tables, which grow outside of its types. Use torch.compile to "
+            f"train or torch.export in eval(), or script the other modules of the model one by one."
+        )
+
     def _lookup(self, features: Any) -> Lookup:
+        if self._without_optimizer and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            names, self._without_optimizer = self._without_optimizer, ()
+            warn_of_optimizer(self.name, names, [config.optimizer for config in self._configs if config.name in names])
         counts = None
         if self.device.type != "cpu" and not torch.compiler.is_compiling():
             counts = getattr(features, "length_per_key_or_none", lambda: None)()
@@ -262,7 +314,11 @@ class Collection(nn.Module):
         if are_left_out():
             return
         names = [name for config in self._configs for name in state_names(config, self._prefix(prefix, config))]
-        missing_keys += [name for name in names if name not in state_dict]
+        foreign = [
+            config for config in self._configs if is_weight_alone(config, self._prefix(prefix, config), state_dict)
+        ]
+        whole = {name for config in foreign for name in state_names(config, self._prefix(prefix, config))}
+        missing_keys += [name for name in names if name not in state_dict and name not in whole]
         others = {name: value for name, value in state_dict.items() if name not in names}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         # As a part of a model it loads what is there, as all modules do: torch tells none of them whether it is strict.
@@ -277,6 +333,8 @@ class Collection(nn.Module):
         }
         with self._group.writing():
             self._group.replace({number: content for number, content in contents.items() if content})
+        if foreign:
+            warn_of_weights(self.name, [config.name for config in foreign])
 
     def _prefix(self, prefix: str, config: Table) -> str:
         return f"{prefix}{self._state_name}.{config.name}."
@@ -296,6 +354,9 @@ class Collection(nn.Module):
                     f"got one with {len(table)} rows. Name other tiers and load a checkpoint, or have it open another "
                     f"place each time."
                 )
+        if self.device.type == "meta":
+            made.scaler = self.scaler
+            return made
         with self._group.reading_all():
             contents = {n: table.content() for n, table in enumerate(self._group.tables)}
         with made._group.writing():
