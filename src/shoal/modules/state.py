@@ -132,9 +132,7 @@ class _Entries:
         given = whole_tensor(self._state_dict[self._prefix + name])
         if given is None:
             kind = type(self._state_dict[self._prefix + name]).__name__
-            raise self._wrong(
-                name, "must be a tensor, or have all of it on this rank", f"{kind}. Gather it to one tensor first"
-            )
+            raise self._wrong(name, "must be a tensor", f"{kind}; one that is cut into shards is gathered first")
         return given
 
     def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:

@@ -115,7 +115,9 @@ class Defaults:
 def warn_of_optimizer(collection: str, names: Sequence[str], used: Sequence[Optimizer | None]) -> None:
     """Say which optimizer trains tables that came as TorchRec configs and without one."""
     tables = ", ".join(repr(name) for name in names)
-    shown = ", ".join(dict.fromkeys(repr(optimizer) for optimizer in used))
+    shown = ", ".join(
+        dict.fromkeys(f"{type(one).__name__}(lr={one.hyper().get('lr')})" for one in used if one is not None)
+    )
     warnings.warn(
         f"[{collection}] nobody named an optimizer for the TorchRec configs {tables}; their rows are trained with "
         f"{shown}. Name one: optimizer= of the collection, table_of(config, optimizer=...) or "
