@@ -91,7 +91,9 @@ def test_their_outputs_can_be_regrouped_with_ours():
         tables=[bag_config("theirs", num_embeddings=10, feature_names=["b"])], device=torch.device("cpu")
     )
     ours = bags(feature_names=["a"])
-    (side_by_side,) = shoal.KeyedTensor.regroup([ours(theirs(BATCH)), ours_of(reference(theirs(BATCH)))], [["a", "b"]])
+    (side_by_side,) = shoal.KeyedTensor.regroup(
+        [ours(theirs({"a": BATCH["a"]})), ours_of(reference(theirs(BATCH)))], [["a", "b"]]
+    )
     assert side_by_side.shape == (3, 8)
 
 

@@ -30,7 +30,7 @@ def bags(tables=CONFIGS, **settings):
 
 
 MODELS = {
-    "DLRM": lambda bags: DLRM(bags, 3, [5, 4], [6, 1]),
+    "DLRM": lambda bags: DLRM(bags, 3, [32, 4], [32, 1]),
     "DLRM_DCN": lambda bags: DLRM_DCN(bags, 3, [5, 4], [6, 1], 2, 3),
     "DLRM_Projection": lambda bags: DLRM_Projection(bags, 3, [5, 4], [6, 1], [8, 4], [8, 4]),
     "SimpleDeepFMNN": lambda bags: SimpleDeepFMNN(3, bags, 5, 3),

@@ -124,9 +124,7 @@ def test_their_function_on_our_parameters_is_warned_of():
     bags = shoal.EmbeddingBagCollection([bag_config()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        optim.apply_optimizer_in_backward.apply_optimizer_in_backward(
-            optim.RowWiseAdagrad, bags.parameters(), {"lr": 0.1}
-        )
+        optim.apply_optimizer_in_backward(optim.RowWiseAdagrad, bags.parameters(), {"lr": 0.1})
     with pytest.warns(OptimizerWarning, match=r"'item'.*RowwiseAdagrad\(lr=0.01.*shoal.interop.torchrec") as heard:
         train_step(bags, theirs(BATCH))
     assert heard[0].filename.endswith("batches.py")  # the line that calls the collection

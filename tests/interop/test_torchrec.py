@@ -84,7 +84,7 @@ def test_who_names_it_hears_nothing(make):
 def test_a_table_is_no_torchrec_config():
     table = shoal.Table("t", 4)
     assert table.embedding_dim == 4
-    with pytest.raises(ConfigError, match="dataclasses.replace"):
+    with pytest.raises(ConfigError, match=r"dataclasses\.replace"):
         table_of(table)
 
 

@@ -52,6 +52,7 @@ def test_a_copy_of_a_traced_model_has_tables_of_its_own():
     assert other.bags is not traced.bags
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
 def test_a_script_is_refused_and_says_what_to_do():
     for model in (Pooled(), Rows(), Pooled().bags):
         with pytest.raises(ConfigError, match=r"torch.jit.script cannot have tables.*torch.export in eval"):
