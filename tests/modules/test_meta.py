@@ -111,3 +111,25 @@ def test_a_live_collection_does_not_go_there():
         nn.Sequential(bags).to_empty(device="meta")
     bags.to_empty(device="cpu")  # it is there: rows stay
     assert len(bags.table("a")) == 3
+
+
+def test_an_optimizer_is_applied_there():
+    from shoal.interop.torchrec import apply_optimizer_in_backward
+
+    bags = on_meta()
+    apply_optimizer_in_backward(torch.optim.SGD, bags, {"lr": 0.5})
+    assert bags.device.type == "meta"
+    assert bags.to_empty(device="cpu").optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.gpu
+def test_it_becomes_real_on_a_gpu():
+    bags = on_meta(seed=7)
+    nn.Sequential(bags).to_empty(device="cuda")
+    other = shoal.EmbeddingBagCollection([shoal.Table("a", 4)], seed=7)
+    assert bags.device == torch.device("cuda:0")
+    out = bags(kjt(BATCH).to("cuda"))
+    out.values().sum().backward()
+    assert torch.equal(out.values().detach().cpu(), other(kjt(BATCH)).values().detach())
+    bags.check()
+    assert len(bags.table("a")) == 3
