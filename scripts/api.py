@@ -3,8 +3,8 @@
     python scripts/api.py           writes the page
     python scripts/api.py --check   compares it with what it should be; prints a diff and exits with 1 where they differ
 
-Public are the names in `shoal.__all__`, in the `__all__` of modules among them and of MODULES, what the front modules of
-`shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and how
+Public are the names in `shoal.__all__`, in the `__all__` of modules among them and of MODULES, what the front modules
+of `shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and how
 it is called is read from the source, so that defaults stand as they were written and no Python release prints them its
 own way.
 """
@@ -197,7 +197,7 @@ def public() -> Public:
 
 
 def interop_names() -> Iterator[tuple[str, str]]:
-    """What the modules of `shoal.interop` offer. Public are those with an `__all__`, or that no other of them imports."""
+    """What the modules of `shoal.interop` offer. Public are those with an `__all__`, or that no other one imports."""
     package = importlib.import_module("shoal.interop")
     modules = [f"shoal.interop.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
     sources = [one for one in map(source, modules) if one is not None]
@@ -616,9 +616,7 @@ def render() -> str:
 def introductions(entries: list[Entry]) -> list[str]:
     """Docstrings of modules that are public themselves, such as `shoal.errors`."""
     modules = {one.source.module for one in entries}
-    public_modules = [
-        f"shoal.{name}" for name in shoal.__all__ if isinstance(getattr(shoal, name), types.ModuleType)
-    ]
+    public_modules = [f"shoal.{name}" for name in shoal.__all__ if isinstance(getattr(shoal, name), types.ModuleType)]
     return [inspect.cleandoc(importlib.import_module(one).__doc__ or "") for one in public_modules if one in modules]
 
 

@@ -102,6 +102,11 @@ class Table:
         """The names of the features, in order."""
         return tuple(feature.name for feature in self.features)
 
+    @property
+    def embedding_dim(self) -> int:
+        """`dim`, as TorchRec's models ask for it."""
+        return self.dim
+
     def tier(self, kind: type[TierT]) -> TierT | None:
         """The tier of that kind, if there is one."""
         return next((tier for tier in self.tiers or () if isinstance(tier, kind)), None)

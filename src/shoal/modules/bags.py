@@ -1,17 +1,19 @@
 """EmbeddingBagCollection: a pooled row for every bag of keys."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
+from types import EllipsisType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 
-from shoal.config import Table
+from shoal.config import Init, Optimizer, Tier
 from shoal.config.checked import checked_arguments
 from shoal.errors import ConfigError, InputError
 from shoal.modules.collection import Collection, features_of
 from shoal.modules.jagged import KeyedTensor
 from shoal.modules.lookup import PooledLookup
+from shoal.modules.torchrec import Defaults
+from shoal.modules.tracing import call_of, is_traced
 from shoal.table import ops
 
 
@@ -21,14 +23,18 @@ class EmbeddingBagCollection(Collection):
 
     In `train()` unseen keys get a row and `backward()` updates rows; in `eval()` nothing changes.
 
-    tables: their names and features differ; a feature may feed several tables, and is then called feature@table.
-    device: where the rows are: "cpu", which is the default, or "cuda".
+    tables: Table values, or TorchRec's configs; their names and features differ. A feature may feed several tables, and
+        is then called feature@table.
+    device: where the rows are: "cpu", which is the default, or "cuda". On "meta" there is no place for rows yet:
+        `to_empty(device=...)` makes one.
     is_weighted: whether the batch's weights are used; None uses them where the batch has them, True insists on them,
         False leaves them alone.
     seed: with a table's name and a key, decides a key's first row.
     name: by which compiled and exported programs find the tables; by default the class's and a number.
     output_dtype: of the output; rows have their own in Table.
     strict_features: whether a batch with features that no table has is refused; they are ignored otherwise.
+    optimizer, tiers, init: what Table calls so, for those tables that are TorchRec configs, which have no place to say
+        it; a Table names its own.
     """
 
     _state_name: ClassVar[str] = "embedding_bags"
@@ -37,7 +43,7 @@ class EmbeddingBagCollection(Collection):
 
     def __init__(
         self,
-        tables: Sequence[Table],
+        tables: Sequence[Any],
         is_weighted: bool | None = None,
         device: str | torch.device | None = None,
         *,
@@ -45,11 +51,20 @@ class EmbeddingBagCollection(Collection):
         name: str | None = None,
         output_dtype: torch.dtype = torch.float32,
         strict_features: bool = False,
+        optimizer: Optimizer | EllipsisType | None = ...,
+        tiers: Sequence[Tier] | None = None,
+        init: Init | None = None,
     ) -> None:
         if is_weighted not in (None, True, False):
             raise ConfigError(f"[{type(self).__name__}] is_weighted must be True, False or None; got {is_weighted!r}.")
         super().__init__(
-            tables, device=device, seed=seed, name=name, output_dtype=output_dtype, strict_features=strict_features
+            tables,
+            device=device,
+            seed=seed,
+            name=name,
+            output_dtype=output_dtype,
+            strict_features=strict_features,
+            defaults=Defaults(optimizer, tiers, init),
         )
         self._is_weighted = is_weighted
 
@@ -60,6 +75,8 @@ class EmbeddingBagCollection(Collection):
 
     def forward(self, features: Any) -> KeyedTensor:
         """Pool the rows of every bag."""
+        if is_traced(features):
+            return call_of(self, features)  # type: ignore[no-any-return]
         return self._pooled(features, self.training)
 
     def lookup(self, features: Any) -> KeyedTensor:
@@ -97,9 +114,13 @@ class EmbeddingBagCollection(Collection):
             self._warn_of_births(rows)
         return KeyedTensor(self._names, self._dims, out)
 
-    def embedding_bag_configs(self) -> list[Table]:
-        """The tables' settings."""
-        return list(self._configs)
+    def embedding_bag_configs(self) -> list[Any]:
+        """The tables' settings as they were given: Table values, or TorchRec's own configs.
+
+        Of a Table TorchRec's code can ask `name`, `embedding_dim`, `feature_names` and `pooling`. It has no
+        `num_embeddings`, as it has no size: `len(bags.table(name))` is its rows so far.
+        """
+        return list(self._given)
 
     def is_weighted(self) -> bool:
         """Whether per-sample weights may be used."""

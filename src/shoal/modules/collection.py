@@ -26,8 +26,16 @@ from shoal.modules.lookup import Lookup
 from shoal.modules.moving import move_in_place
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
-from shoal.modules.state import load_content, names_as_attributes, save_content, state_names, state_shapes
-from shoal.modules.torchrec import looks_like_config, table_of
+from shoal.modules.state import (
+    is_weight_alone,
+    load_content,
+    names_as_attributes,
+    save_content,
+    state_names,
+    state_shapes,
+    warn_of_weights,
+)
+from shoal.modules.torchrec import Defaults, warn_of_optimizer
 from shoal.modules.warned import is_checkpointed, warn
 from shoal.table import Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
@@ -56,11 +64,14 @@ class Collection(nn.Module):
         name: str | None,
         output_dtype: torch.dtype,
         strict_features: bool,
+        defaults: Defaults,
     ) -> None:
         super().__init__()
         where = type(self).__name__
         self._device = _device(where, device)
-        self._configs = self._checked(tables)
+        self._configs = self._checked(tables, defaults)
+        self._given = tuple(tables)  # TorchRec's models read their own configs again
+        self._without_optimizer = defaults.without_optimizer(tables)  # those of which a warning is to come
         seed = integer(where, "seed", seed, low=-(2**63), high=2**64 - 1)
         if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
@@ -76,11 +87,11 @@ class Collection(nn.Module):
         self._lookups_without_gradients = 0
         self._open(name, seed)
 
-    def _checked(self, tables: Any) -> tuple[Table, ...]:
+    def _checked(self, tables: Any, defaults: Defaults) -> tuple[Table, ...]:
         where = type(self).__name__
         if isinstance(tables, str) or not isinstance(tables, Sequence) or not tables:
             raise ConfigError(f"[{where}] tables must be a non-empty list of Table; got {tables!r}.")
-        configs = tuple(table_of(table) if looks_like_config(table) else table for table in tables)
+        configs = defaults.tables(where, tables)
         for config in configs:
             if not isinstance(config, Table):
                 raise ConfigError(f"[{where}] tables must be Table values; got {config!r}.")
@@ -107,7 +118,10 @@ class Collection(nn.Module):
                 f"before the cell runs again (del bags, and the model that holds it), or leave name= out."
             )
         self.name = name
-        self._group = open_group(f"{name}/0", self._configs, seed % 2**64, self._device)
+        self._make_group(seed % 2**64)
+
+    def _make_group(self, seed: int) -> None:
+        self._group = open_group(f"{self.name}/0", self._configs, seed, self._device)
         registry.register(self._group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -117,6 +131,24 @@ class Collection(nn.Module):
         changeable = any(table.optimizer_hyper for table in self._group.tables)
         self._optimizer = TableOptimizer(self._group) if changeable else None
         self._scaler: torch.amp.GradScaler | None = None
+
+    def _make_anew(self, configs: Sequence[Table], device: torch.device) -> None:
+        """Have these tables in place of ones of the same names, under the same name and seed.
+
+        REQUIRES: no table has a row, and nobody has `optimizer`. Handles of the old tables are refused from here on.
+        """
+        before, old, scaler = (self._configs, self._device), self._group, self._scaler
+        old.retired = f"[{self.name}] these tables were made anew since. Call table() again."
+        del self._group, self._optimizer  # the files of a tier are one group's
+        self._configs, self._device = tuple(configs), device
+        try:
+            self._make_group(old.seed)
+        except BaseException:
+            self._configs, self._device = before
+            self._make_group(old.seed)
+            self.scaler = scaler
+            raise
+        self.scaler = scaler
 
     # ---- tables
 
@@ -168,6 +200,11 @@ class Collection(nn.Module):
         """The tables' optimizers for schedulers: a param group for each table that has settings, with its name."""
         if self._optimizer is None:
             raise ConfigError(f"[{self.name}] no table has an optimizer with settings: there is nothing to schedule.")
+        if self.device.type == "meta":
+            raise DeviceError(
+                f"[{self.name}] wanted tables with rows to schedule; these are on meta, and their optimizer is "
+                f"made with them. Call to_empty(device='cpu') or to_empty(device='cuda') first."
+            )
         self._group.settings_may_change = True
         return self._optimizer
 
@@ -186,11 +223,19 @@ class Collection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         try:
-            probe = fn(torch.zeros(1, dtype=torch.float32, device=self.device))
+            try:
+                probe = fn(torch.zeros(1, dtype=torch.float32, device=self.device))
+            except NotImplementedError:
+                if self.device.type != "meta":
+                    raise
+                # torch copies nothing out of meta. Tables there have no rows, so there is nothing to copy.
+                probe = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
         except (AssertionError, RuntimeError) as error:  # as torch says that there is no such device
             raise DeviceError(
                 f"[{self.name}] tables live on {self.device} and stay there: move the rest of the model; {error}."
             ) from error
+        if self.device.type == "meta" and probe.device.type != "meta" and probe.dtype == torch.float32:
+            self._make_anew(self._configs, probe.device)
         self._require_stay(probe.device)
         if probe.dtype != torch.float32:
             raise ConfigError(
@@ -201,6 +246,11 @@ class Collection(nn.Module):
         return self
 
     def _require_stay(self, device: torch.device) -> None:
+        if device != self.device and device.type == "meta":
+            raise DeviceError(
+                f"[{self.name}] tables live on {self.device} and do not move; got meta, which would drop their rows. "
+                f"For shapes alone make another collection with device='meta'."
+            )
         if device != self.device:
             raise DeviceError(
                 f"[{self.name}] tables live on {self.device} and do not move; got {device}. Make the collection with "
@@ -220,6 +270,13 @@ class Collection(nn.Module):
             )
         return super().requires_grad_(requires_grad)
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks of every module of a model, before it looks at any."""
+        raise ConfigError(
+            f"[{self.name}] torch.jit.script cannot have tables, which grow outside of its types. Use torch.compile to "
+            f"train or torch.export in eval(), or script the other modules of the model one by one."
+        )
+
     def _lookup(self, features: Any, training: bool) -> Lookup:
         names = list(features.keys())
         if self._strict_features:
@@ -229,6 +286,10 @@ class Collection(nn.Module):
         if training and not self._has_trained:
             self._has_trained = True
             self._warn_of_ranks()
+        if self._without_optimizer and training and torch.is_grad_enabled():
+            without, self._without_optimizer = self._without_optimizer, ()
+            named = [config.optimizer for config in self._configs if config.name in without]
+            warn_of_optimizer(self.name, without, named)
         counts = None
         if self.device.type != "cpu":
             counts = getattr(features, "length_per_key_or_none", lambda: None)()
@@ -334,7 +395,11 @@ class Collection(nn.Module):
         if are_left_out():
             return
         names = [name for config in self._configs for name in state_names(config, self._prefix(prefix, config))]
-        missing_keys += [name for name in names if name not in state_dict]
+        foreign = [
+            config for config in self._configs if is_weight_alone(config, self._prefix(prefix, config), state_dict)
+        ]
+        whole = {name for config in foreign for name in state_names(config, self._prefix(prefix, config))}
+        missing_keys += [name for name in names if name not in state_dict and name not in whole]
         others = {name: value for name, value in state_dict.items() if name not in names}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         # As a part of a model it loads what is there, as all modules do: torch tells none of them whether it is strict.
@@ -349,6 +414,8 @@ class Collection(nn.Module):
         }
         with self._group.writing():
             self._group.replace({number: content for number, content in contents.items() if content})
+        if foreign:
+            warn_of_weights(self.name, [config.name for config in foreign])
 
     def state_shapes(self, prefix: str) -> list[dict[str, tuple[torch.dtype, tuple[int, ...] | None]]]:
         """For each table, the entries that it has in a state dict: type, and shape behind the rows, if it has rows."""
@@ -383,6 +450,9 @@ class Collection(nn.Module):
                     f"got one with {len(table)} rows. Name other tiers and load a checkpoint, or have it open another "
                     f"place each time."
                 )
+        if self.device.type == "meta":
+            made.scaler = self.scaler
+            return made
         with self._group.reading_all():
             contents = {n: table.content() for n, table in enumerate(self._group.tables)}
         with made._group.writing():

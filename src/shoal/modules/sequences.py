@@ -1,16 +1,18 @@
 """EmbeddingCollection: a row for every key."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
+from types import EllipsisType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 
-from shoal.config import Table
+from shoal.config import Init, Optimizer, Tier
 from shoal.config.checked import checked_arguments
 from shoal.modules.collection import Collection, features_of
 from shoal.modules.jagged import JaggedTensor
 from shoal.modules.lookup import EachLookup, rows_of_each
+from shoal.modules.torchrec import Defaults
+from shoal.modules.tracing import call_of, is_traced
 
 
 @checked_arguments
@@ -27,7 +29,7 @@ class EmbeddingCollection(Collection):
 
     def __init__(
         self,
-        tables: Sequence[Table],
+        tables: Sequence[Any],
         device: str | torch.device | None = None,
         need_indices: bool = False,
         *,
@@ -35,9 +37,18 @@ class EmbeddingCollection(Collection):
         name: str | None = None,
         output_dtype: torch.dtype = torch.float32,
         strict_features: bool = False,
+        optimizer: Optimizer | EllipsisType | None = ...,
+        tiers: Sequence[Tier] | None = None,
+        init: Init | None = None,
     ) -> None:
         super().__init__(
-            tables, device=device, seed=seed, name=name, output_dtype=output_dtype, strict_features=strict_features
+            tables,
+            device=device,
+            seed=seed,
+            name=name,
+            output_dtype=output_dtype,
+            strict_features=strict_features,
+            defaults=Defaults(optimizer, tiers, init),
         )
         self._need_indices = need_indices
         self._sources = [name for config in self._configs for name in config.feature_names]
@@ -49,6 +60,8 @@ class EmbeddingCollection(Collection):
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """The row of every key."""
+        if is_traced(features):
+            return call_of(self, features)  # type: ignore[no-any-return]
         return self._each(features, self.training)
 
     def lookup(self, features: Any) -> dict[str, JaggedTensor]:
@@ -85,9 +98,13 @@ class EmbeddingCollection(Collection):
             results[name] = JaggedTensor(out, weights=indices, lengths=lengths[at * bags : (at + 1) * bags])
         return results
 
-    def embedding_configs(self) -> list[Table]:
-        """The tables' settings."""
-        return list(self._configs)
+    def embedding_configs(self) -> list[Any]:
+        """The tables' settings as they were given: Table values, or TorchRec's own configs.
+
+        Of a Table TorchRec's code can ask `name`, `embedding_dim`, `feature_names` and `pooling`. It has no
+        `num_embeddings`, as it has no size: `len(bags.table(name))` is its rows so far.
+        """
+        return list(self._given)
 
     def need_indices(self) -> bool:
         """Whether outputs carry their keys."""

@@ -1,6 +1,7 @@
 """A table in a state dict: TorchRec's names where it has them, and checked before anything is loaded."""
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import Table
-from shoal.errors import StateDictError
+from shoal.errors import StateDictError, StateWarning
 from shoal.table import TableContent
 
 
@@ -42,6 +43,17 @@ def state_shapes(config: Table, prefix: str) -> dict[str, tuple[torch.dtype, tup
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
+def whole_tensor(given: Any) -> Tensor | None:
+    """A tensor, also where TorchRec wraps it in a ShardedTensor or a DTensor all of which is here; else None."""
+    if hasattr(given, "local_shards"):
+        shards = given.local_shards() if callable(given.local_shards) else given.local_shards
+        given = shards[0].tensor if len(shards) == 1 and shards[0].tensor.shape == given.size() else None
+    elif hasattr(given, "to_local") and isinstance(given, Tensor):
+        local = given.to_local()  # type: ignore[attr-defined]
+        given = local if isinstance(local, Tensor) and local.shape == given.shape else None
+    return given if isinstance(given, Tensor) else None
+
+
 def save_content(content: TableContent, prefix: str, destination: dict[str, Any]) -> None:
     """Put a table's entries into a state dict."""
     destination[prefix + "weight"] = content.weights
@@ -57,10 +69,13 @@ def load_content(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> T
 
     Raises StateDictError for what is wrong.
     """
-    if prefix + "weight_id" not in state_dict or prefix + "weight" not in state_dict:
-        return None
     entries = _Entries(prefix, state_dict)
-    keys = entries.keys()
+    if is_weight_alone(config, prefix, state_dict):
+        keys = torch.arange(entries.rows(), dtype=torch.int64, device="cpu")
+    elif prefix + "weight_id" not in state_dict or prefix + "weight" not in state_dict:
+        return None
+    else:
+        keys = entries.keys()
     n = len(keys)
     weights = entries.floats("weight", getattr(torch, config.dtype), (n, config.dim))
     assert weights is not None
@@ -79,6 +94,22 @@ def load_content(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> T
     )
 
 
+def is_weight_alone(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> bool:
+    """Whether a state dict has a table as TorchRec writes one: its weight, whose row i is key i's, and no more."""
+    return [name for name in state_names(config, prefix) if name in state_dict] == [prefix + "weight"]
+
+
+def warn_of_weights(collection: str, names: Sequence[str]) -> None:
+    """Say what was made of weights without keys."""
+    warnings.warn(
+        f"[{collection}] the state dict has weights without keys for {', '.join(map(repr, names))}, as TorchRec writes "
+        f"them: row i is that of key i now, and the optimizer's state is as at birth. "
+        f"shoal.interop.torchrec.load_optimizer_state loads TorchRec's.",
+        StateWarning,
+        stacklevel=2,
+    )
+
+
 class _Entries:
     """One table's entries, checked as they are read."""
 
@@ -94,6 +125,13 @@ class _Entries:
         if repeated:
             raise self._wrong("weight_id", "must hold each key once", f"{repeated} repeated ones")
         return keys.reshape(-1)
+
+    def rows(self) -> int:
+        """Of a weight without keys."""
+        weight = self._given("weight")
+        if weight.dim() != 2:
+            raise self._wrong("weight", "must be [n, dim]", f"{tuple(weight.shape)}")
+        return weight.shape[0]
 
     def floats(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], signed: bool = True) -> Tensor | None:
         if self._prefix + name not in self._state_dict:
@@ -115,10 +153,15 @@ class _Entries:
             raise self._wrong("step", "must be one number that is not negative", f"{step.tolist()}")
         return int(step)
 
+    def _given(self, name: str) -> Tensor:
+        given = whole_tensor(self._state_dict[self._prefix + name])
+        if given is None:
+            kind = type(self._state_dict[self._prefix + name]).__name__
+            raise self._wrong(name, "must be a tensor", f"{kind}; one that is cut into shards is gathered first")
+        return given
+
     def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
-        given = self._state_dict[self._prefix + name]
-        if not isinstance(given, Tensor):
-            raise self._wrong(name, "must be a tensor", type(given).__name__)
+        given = self._given(name)
         if given.dtype != dtype:
             raise self._wrong(name, f"must be {dtype}", f"{given.dtype}")
         return given.detach().to("cpu").contiguous()

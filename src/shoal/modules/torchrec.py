@@ -1,14 +1,20 @@
-"""TorchRec's table configs, taken by what they look like: nothing is imported, and TorchRec need not be there."""
+"""TorchRec's table configs, taken by what they look like: nothing is imported, and TorchRec need not be there.
+
+`shoal.interop.torchrec` is the public side of this file.
+"""
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import EllipsisType
 from typing import Any, Literal
 
 from torch.nn import init
 
-from shoal.config import Constant, Init, Normal, Table, Uniform, Zeros
-from shoal.errors import ConfigError
+from shoal.config import Constant, Init, Normal, Optimizer, Table, Tier, Uniform, Zeros
+from shoal.errors import ConfigError, OptimizerWarning
 
 _DTYPES: dict[str, Literal["float32", "float16", "bfloat16"]] = {
     "FP32": "float32",
@@ -33,29 +39,91 @@ _WITHOUT_COUNTERPART = (
 
 
 def looks_like_config(value: object) -> bool:
-    """Whether `value` is an EmbeddingBagConfig or EmbeddingConfig, or can stand for one."""
-    return all(hasattr(value, name) for name in ("name", "embedding_dim", "num_embeddings", "feature_names"))
+    """Whether `value` is an EmbeddingBagConfig or EmbeddingConfig, or can stand for one. A Table is none."""
+    names = ("name", "embedding_dim", "num_embeddings", "feature_names")
+    return not isinstance(value, Table) and all(hasattr(value, name) for name in names)
 
 
-def table_of(config: Any) -> Table:
-    """The Table that stands for a TorchRec config. `num_embeddings` only scales the first rows: the table grows."""
+def table_of(config: Any, **overrides: Any) -> Table:
+    """The Table that stands for a TorchRec config.
+
+    config: an EmbeddingBagConfig or an EmbeddingConfig. Its `num_embeddings` only scales the first rows: a table grows.
+    overrides: arguments of Table, which win over what the config says: `optimizer=`, `tiers=`, `init=` and the others.
+    """
+    if not looks_like_config(config):
+        raise ConfigError(
+            f"[table_of] config: wanted TorchRec's EmbeddingBagConfig or EmbeddingConfig; got {config!r}. A "
+            f"shoal.Table is changed by dataclasses.replace."
+        )
     where = f"TorchRec config {config.name!r}"
     for setting in _WITHOUT_COUNTERPART:
         if getattr(config, setting, None):
             raise ConfigError(f"[{where}] {setting} has no counterpart here; got {getattr(config, setting)!r}.")
-    dtype = getattr(getattr(config, "data_type", None), "value", "FP32")
-    if dtype not in _DTYPES:
-        raise ConfigError(f"[{where}] data_type must be one of {', '.join(_DTYPES)}; got {dtype}.")
-    pooling: Any = getattr(getattr(config, "pooling", None), "value", "NONE").lower()
-    buckets = getattr(config, "total_num_buckets", None)
-    return Table(
-        config.name,
-        config.embedding_dim,
-        features=list(config.feature_names) or None,
-        pooling=pooling,
-        init=_init_of(where, config),
-        dtype=_DTYPES[dtype],
-        **({} if buckets is None else {"buckets": buckets}),
+    settings: dict[str, Any] = {
+        "name": config.name,
+        "dim": config.embedding_dim,
+        "features": list(config.feature_names) or None,
+        "pooling": getattr(getattr(config, "pooling", None), "value", "NONE").lower(),
+        **overrides,
+    }
+    if "init" not in overrides:
+        settings["init"] = _init_of(where, config)
+    if "dtype" not in overrides:
+        dtype = getattr(getattr(config, "data_type", None), "value", "FP32")
+        if dtype not in _DTYPES:
+            raise ConfigError(
+                f"[{where}] data_type must be one of {', '.join(_DTYPES)}; got {dtype}. Or name one of ours: "
+                f"table_of(config, dtype='float32')."
+            )
+        settings["dtype"] = _DTYPES[dtype]
+    if "buckets" not in overrides and getattr(config, "total_num_buckets", None) is not None:
+        settings["buckets"] = config.total_num_buckets
+    return Table(**settings)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a collection's arguments say about tables that come as TorchRec configs, which cannot say it themselves."""
+
+    optimizer: Optimizer | EllipsisType | None  # ... where it was not given; None is a table that does not train
+    tiers: Sequence[Tier] | None
+    init: Init | None
+
+    def overrides(self) -> dict[str, Any]:
+        """As arguments of Table."""
+        given = {"optimizer": self.optimizer, "tiers": self.tiers, "init": self.init}
+        return {name: value for name, value in given.items() if value is not (... if name == "optimizer" else None)}
+
+    def tables(self, where: str, given: Sequence[Any]) -> tuple[Any, ...]:
+        """The tables, those of TorchRec configs made with these defaults; what is neither is the caller's to refuse."""
+        overrides = self.overrides()
+        if overrides and not any(looks_like_config(table) for table in given):
+            names = ", ".join(f"{name}=" for name in overrides)
+            raise ConfigError(
+                f"[{where}] {names}: wanted only for tables that are TorchRec configs; got Table values alone, which "
+                f"name their own. Write Table({names.replace('=', '=...')}) and leave it out here."
+            )
+        return tuple(table_of(table, **overrides) if looks_like_config(table) else table for table in given)
+
+    def without_optimizer(self, given: Sequence[Any]) -> tuple[str, ...]:
+        """The names of the tables whose optimizer nobody named."""
+        if self.optimizer is not ...:
+            return ()
+        return tuple(table.name for table in given if looks_like_config(table))
+
+
+def warn_of_optimizer(collection: str, names: Sequence[str], used: Sequence[Optimizer | None]) -> None:
+    """Say which optimizer trains tables that came as TorchRec configs and without one."""
+    tables = ", ".join(repr(name) for name in names)
+    shown = ", ".join(
+        dict.fromkeys(f"{type(one).__name__}(lr={one.hyper().get('lr')})" for one in used if one is not None)
+    )
+    warnings.warn(
+        f"[{collection}] nobody named an optimizer for the TorchRec configs {tables}; their rows are trained with "
+        f"{shown}. Name one: optimizer= of the collection, table_of(config, optimizer=...) or "
+        f"apply_optimizer_in_backward of shoal.interop.torchrec; TorchRec's own walks parameters(), and rows are none.",
+        OptimizerWarning,
+        stacklevel=6,  # behind the lookup and torch's module call: the line that called the collection
     )
 
 

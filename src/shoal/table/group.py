@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Table
-from shoal.errors import DeviceError, ForkError, InputError, OutOfMemoryError
+from shoal.errors import ConfigError, DeviceError, ForkError, InputError, OutOfMemoryError
 from shoal.ops.hash_ids import hint_for
 from shoal.records import Rows
 from shoal.table.below import Below
@@ -66,6 +66,8 @@ class Around:
     def begin(self) -> None:
         """Before the lock."""
         self._group._in_own_process()
+        if self._group.retired is not None:
+            raise ConfigError(self._group.retired)
         if self._group.device.type == "cuda":
             # Kernels are launched on the current device.
             before = torch._C._cuda_getDevice()
@@ -242,6 +244,8 @@ class Group(ABC):
         self.device = device
         self.tables: Sequence[GroupTable] = tables
         self.loss_scale: LossScale | None = None
+        # Why nobody may use it any more, where its collection has another group now.
+        self.retired: str | None = None
         # Whether anyone can have changed the optimizers' settings since the tables were made.
         self.settings_may_change = False
         lock = _native.RwLock()

@@ -126,6 +126,8 @@ class TableHandle:
 
     def _require_here(self, where: str, what: str, tensor: Tensor) -> None:
         device = self._group.device
+        if device.type == "meta":
+            self._group.writing()  # refuses, and says what to do
         if tensor.device != device:
             raise DeviceError(
                 f"[{where}] the table is on {device}; the {what} are on {tensor.device}. Move them to {device}."

@@ -9,13 +9,16 @@ from shoal.config import Hbm, Table
 from shoal.errors import ConfigError, DeviceError
 from shoal.table.group import Group
 from shoal.table.host_group import HostGroup
+from shoal.table.meta_group import MetaGroup
 
 
 def open_group(name: str, configs: Sequence[Table], seed: int, device: torch.device) -> Group:
-    """A new group for these tables: in host memory for cpu, in device memory for cuda."""
+    """A new group for these tables: in host memory for cpu, in device memory for cuda, and nowhere for meta."""
+    if device.type == "meta":
+        return MetaGroup(name, configs, seed)
     on_device = device.type == "cuda" or (_is_interpreted() and any(config.tier(Hbm) for config in configs))
     if not on_device and device.type != "cpu":
-        raise DeviceError(f"[{name}] tables live on cpu or cuda; got {device}.")
+        raise DeviceError(f"[{name}] tables live on cpu or cuda; got {device}. Use one of these, or meta for none yet.")
     for config in configs:
         if not on_device and config.tier(Hbm) is not None:
             raise ConfigError(

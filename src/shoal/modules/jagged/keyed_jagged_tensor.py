@@ -129,6 +129,30 @@ class KeyedJaggedTensor(Jagged):
         """False: all keys have the same stride."""
         return False
 
+    def stride_per_key(self) -> list[int]:
+        """Samples in the batch, for each key."""
+        return [self.stride()] * len(self._keys)
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """Nothing, as in TorchRec where all keys have the same stride."""
+        return []
+
+    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
+        """None: samples are not deduplicated."""
+        return None
+
+    def index_per_key(self) -> dict[str, int]:
+        """The place of each key among the keys."""
+        return {key: index for index, key in enumerate(self._keys)}
+
+    def _key_indices(self) -> dict[str, int]:
+        """`index_per_key`, as TorchRec's functions ask for it."""
+        return self.index_per_key()
+
+    def lengths_offset_per_key(self) -> list[int]:
+        """Where each key starts in the lengths, with the end of the last behind."""
+        return running_sum(self.stride_per_key())
+
     def length_per_key(self) -> list[int]:
         """Ids of each key. Waits for the device the first time."""
         if self._length_per_key is not None:

@@ -112,6 +112,10 @@ class KeyedTensor:
         """Where each key's columns start, with the end of the last behind."""
         return running_sum(self._length_per_key)
 
+    def _key_indices(self) -> dict[str, int]:
+        """The place of each key among the keys, as TorchRec's `regroup` asks for it."""
+        return {key: index for index, key in enumerate(self._keys)}
+
     def __getitem__(self, key: str) -> Tensor:
         """A view of one key's columns."""
         index = position("KeyedTensor", self._keys, key)

@@ -1,7 +1,6 @@
 """TorchRec's own configs and KeyedJaggedTensors, where TorchRec is installed."""
 
 import copy
-import warnings
 from functools import partial
 
 import pytest
@@ -12,29 +11,14 @@ from torch.nn import init
 import shoal
 from shoal.errors import ConfigError, InputError
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # FBGEMM's, on import
-    torchrec = pytest.importorskip("torchrec")
-    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from theirs import BATCH, bag_config, row_config, theirs, torchrec  # isort: skip (it skips this file without TorchRec)
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig, PoolingType
 
-BATCH = {"a": [[1, 2], [3], []], "b": [[], [5, 5], [1]]}
-
-
-def theirs(batch, **settings):
-    ours = kjt(batch, **settings)
-    return torchrec.KeyedJaggedTensor(
-        keys=ours.keys(), values=ours.values(), weights=ours.weights_or_none(), lengths=ours.lengths()
-    )
-
-
-def bag_config(name="item", **settings):
-    return EmbeddingBagConfig(
-        **{"num_embeddings": 10_000, "embedding_dim": 4, "name": name, "feature_names": ["a", "b"], **settings}
-    )
+SGD = shoal.SGD(0.1)
 
 
 def bags(**settings):
-    return shoal.EmbeddingBagCollection(tables=[bag_config(**settings)], device=torch.device("cpu"))
+    return shoal.EmbeddingBagCollection(tables=[bag_config(**settings)], device=torch.device("cpu"), optimizer=SGD)
 
 
 def test_a_bag_config_becomes_a_table():
@@ -42,9 +26,10 @@ def test_a_bag_config_becomes_a_table():
         tables=[
             bag_config(pooling=PoolingType.MEAN, data_type=DataType.BF16),
             bag_config("user", embedding_dim=7, feature_names=["a"], weight_init_min=0.5, weight_init_max=0.75),
-        ]
+        ],
+        optimizer=SGD,
     )
-    item, user = collection.embedding_bag_configs()
+    item, user = collection._configs
     assert (item.name, item.dim, item.pooling, item.dtype) == ("item", 4, "mean", "bfloat16")
     assert item.feature_names == ("a", "b")
     assert item.init == shoal.Uniform(-0.01, 0.01)  # sqrt(1 / num_embeddings), as TorchRec's
@@ -54,8 +39,8 @@ def test_a_bag_config_becomes_a_table():
 
 def test_an_embedding_config_becomes_a_table_of_sequences():
     config = EmbeddingConfig(num_embeddings=100, embedding_dim=4, name="item", feature_names=["a", "b"])
-    sequences = shoal.EmbeddingCollection(tables=[config])
-    assert sequences.embedding_configs()[0].pooling == "none"
+    sequences = shoal.EmbeddingCollection(tables=[config], optimizer=SGD)
+    assert sequences._configs[0].pooling == "none"
     out = sequences(theirs(BATCH))
     assert torch.equal(out["a"].values(), sequences.table("item").lookup([1, 2, 3]))
     assert out["b"].lengths().tolist() == [0, 2, 1]
@@ -74,7 +59,9 @@ def test_their_batch_trains_as_ours_does(weights):
 @pytest.mark.parametrize("need_indices", [False, True])
 def test_their_batch_trains_sequences_as_ours_does(need_indices):
     config = EmbeddingConfig(num_embeddings=100, embedding_dim=4, name="item", feature_names=["a", "b"])
-    one, other = (shoal.EmbeddingCollection(tables=[config], need_indices=need_indices) for _ in range(2))
+    one, other = (
+        shoal.EmbeddingCollection(tables=[config], need_indices=need_indices, optimizer=SGD) for _ in range(2)
+    )
     assert torch.equal(train_step(one, theirs(BATCH)), train_step(other, kjt(BATCH)))
     if need_indices:
         assert one(theirs(BATCH))["b"].weights().tolist() == [5, 5, 1]
@@ -84,7 +71,7 @@ def test_their_batch_trains_sequences_as_ours_does(need_indices):
 def test_the_output_is_theirs_where_the_rows_are(pooling):
     config = bag_config(pooling=pooling, num_embeddings=10)
     reference = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("cpu"))
-    ours = shoal.EmbeddingBagCollection(tables=[config])
+    ours = shoal.EmbeddingBagCollection(tables=[config], optimizer=SGD)
     weight = reference.embedding_bags["item"].weight.detach()
     ours.table("item").assign(torch.arange(10), weight)
     wanted, got = reference(theirs(BATCH)), ours(theirs(BATCH))
@@ -104,7 +91,9 @@ def test_their_outputs_can_be_regrouped_with_ours():
         tables=[bag_config("theirs", num_embeddings=10, feature_names=["b"])], device=torch.device("cpu")
     )
     ours = bags(feature_names=["a"])
-    (side_by_side,) = shoal.KeyedTensor.regroup([ours(theirs(BATCH)), ours_of(reference(theirs(BATCH)))], [["a", "b"]])
+    (side_by_side,) = shoal.KeyedTensor.regroup(
+        [ours(theirs({"a": BATCH["a"]})), ours_of(reference(theirs(BATCH)))], [["a", "b"]]
+    )
     assert side_by_side.shape == (3, 8)
 
 
@@ -123,7 +112,7 @@ def ours_of(keyed):
     ],
 )
 def test_fills_that_have_a_counterpart_are_taken(fill, wanted):
-    assert bags(init_fn=fill).embedding_bag_configs()[0].init == wanted
+    assert bags(init_fn=fill)._configs[0].init == wanted
 
 
 @pytest.mark.parametrize(
@@ -161,7 +150,7 @@ def test_a_stride_of_its_own_for_each_key_is_refused():
 def test_their_malformed_batches_are_refused():
     for make in (
         bags,
-        lambda: shoal.EmbeddingCollection([EmbeddingConfig(10, 4, name="item", feature_names=["a", "b"])]),
+        lambda: shoal.EmbeddingCollection([row_config()], optimizer=SGD),
     ):
         collection = make()
         for lengths in ([1, 1, 1, 5], [2, -1, 1, 1], [1, 1, 0, 0]):

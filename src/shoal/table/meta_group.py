@@ -1,0 +1,43 @@
+"""A group without a place for rows: what a collection has on torch's meta device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Table
+from shoal.errors import ConfigError, DeviceError
+from shoal.table.host_group import HostGroup
+from shoal.table.staging import HostStaging
+
+
+class MetaGroup(HostGroup):
+    """Tables that have settings and no rows. They can be asked what they hold, which is nothing, and not changed."""
+
+    def __init__(self, name: str, configs: Sequence[Table], seed: int) -> None:
+        # Without tiers: these open files and storages, which are for whoever has the rows.
+        super().__init__(name, [replace(config, tiers=None) for config in configs], seed)
+        self.device = torch.device("meta")
+
+    def _held_alone(self, entered: Callable[[], None]) -> _native.Held:
+        raise self._refused()
+
+    def lookup(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise self._refused()
+
+    def lookup_each(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise self._refused()
+
+    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> HostStaging | None:
+        raise self._refused()
+
+    def _refused(self) -> ConfigError | DeviceError:
+        if self.retired is not None:
+            return ConfigError(self.retired)
+        return DeviceError(
+            f"[{self.name.rpartition('/')[0] or self.name}] wanted tables with a place for rows; these are on meta, "
+            f"which has none. Call to_empty(device='cpu') or to_empty(device='cuda') on it or on the model first."
+        )

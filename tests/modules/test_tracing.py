@@ -1,0 +1,59 @@
+"""torch.fx and torch.jit on models that hold collections."""
+
+import copy
+
+import pytest
+import torch
+from batches import kjt
+from torch import nn
+
+import shoal
+from shoal.errors import ConfigError
+
+BATCH = {"a": [[1, 2], [3]], "b": [[4], []]}
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags = shoal.EmbeddingBagCollection([shoal.Table("t", 4, features=["a", "b"])])
+        self.top = nn.Linear(8, 1)
+
+    def forward(self, batch):
+        return self.top(self.bags(batch).values())
+
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = shoal.EmbeddingCollection([shoal.Table("t", 4, features=["a", "b"], pooling="none")])
+
+    def forward(self, batch):
+        return self.rows(batch)["a"].values() * 2
+
+
+@pytest.mark.parametrize(("model", "target"), [(Pooled, "bags"), (Rows, "rows")])
+def test_a_collection_is_one_call_of_the_graph(model, target):
+    made = model()
+    traced = torch.fx.symbolic_trace(made)
+    assert target in [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert getattr(traced, target) is getattr(made, target)
+    assert torch.equal(traced(kjt(BATCH)), made(kjt(BATCH)))
+    before = getattr(made, target).table("t").lookup([1])
+    traced(kjt(BATCH)).sum().backward()
+    assert not torch.equal(getattr(made, target).table("t").lookup([1]), before)
+
+
+def test_a_copy_of_a_traced_model_has_tables_of_its_own():
+    traced = torch.fx.symbolic_trace(Pooled())
+    traced(kjt(BATCH)).sum().backward()
+    other = copy.deepcopy(traced)
+    assert torch.equal(other(kjt(BATCH)), traced(kjt(BATCH)))
+    assert other.bags is not traced.bags
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+def test_a_script_is_refused_and_says_what_to_do():
+    for model in (Pooled(), Rows(), Pooled().bags):
+        with pytest.raises(ConfigError, match=r"torch.jit.script cannot have tables.*torch.export in eval"):
+            torch.jit.script(model)
