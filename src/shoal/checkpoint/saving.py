@@ -30,12 +30,18 @@ def save(
 ) -> int:
     """Write all rows of tables, what they remember, dense weights and optimizers to a folder; returns the version.
 
-    bags: a collection, or a list of them. A checkpoint that is there already is replaced once the new one is complete,
-    as one version more. `ChangeLog(path)` can go on from it. rank, ranks: each of several processes saves its part,
-    in which no other's keys are, with one `step`. Each part is replaced by itself: should a rank die before its own is,
-    the parts are of two saves, and none is loaded until all have saved another step. Save to another folder to have
-    the last one until then.
+    A checkpoint that is there already is replaced once the new one is complete, as one version more. `ChangeLog(path)`
+    can go on from it.
+
+    bags: a collection, or a list of them.
+    dense: a module, whose collections are left out.
+    optimizer: anything with a state dict.
+    step, event_time, metadata: of the user's own; `load` and `recover` give them back.
+    rank, ranks: each of several processes saves its part, in which no other's keys are, with one `step`.
     progress: whether to show a bar; None is where standard error is a terminal.
+
+    Each rank's part is replaced by itself: should a rank die before its own is, the parts are of two saves, and none is
+    loaded until all have saved another step. Save to another folder to have the last one until then.
     """
     require_path("save", path)
     here = Rank(rank, ranks)

@@ -39,7 +39,7 @@ class EmbeddingCollection(Collection):
         self._sources = [name for config in self._configs for name in config.feature_names]
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
-        """The row of every key."""
+        """Look up the row of every key: for each feature a JaggedTensor whose values are [ids, dim]."""
         features = features_of(type(self).__name__, features)
         names = list(features.keys())
         values, offsets = features.values(), features.offsets()
