@@ -517,7 +517,9 @@ def slug(heading: str) -> str:
 
 def anchor(name: str, found: Public) -> str:
     """That of an entry: of two that differ in case only, as `prefetch` and `Prefetch`, the second has a number."""
-    same = sorted((one for one in found.entries if slug(one) == slug(name)), key=lambda one: position(found.entries[one]))
+    same = sorted(
+        (one for one in found.entries if slug(one) == slug(name)), key=lambda one: position(found.entries[one])
+    )
     number = same.index(name)
     return slug(name) + (f"-{number}" if number else "")
 
@@ -643,9 +645,7 @@ def render() -> str:
 def introductions(entries: list[Entry]) -> list[str]:
     """Docstrings of modules that are public themselves, such as `shoal.errors`."""
     modules = {one.source.module for one in entries}
-    public_modules = [
-        f"shoal.{name}" for name in shoal.__all__ if isinstance(getattr(shoal, name), types.ModuleType)
-    ]
+    public_modules = [f"shoal.{name}" for name in shoal.__all__ if isinstance(getattr(shoal, name), types.ModuleType)]
     return [inspect.cleandoc(importlib.import_module(one).__doc__ or "") for one in public_modules if one in modules]
 
 
@@ -659,7 +659,9 @@ def undocumented() -> list[str]:
             missing.append(entry.path or entry.name)
         if isinstance(entry.value, type):
             missing += [
-                f"{entry.name}.{one.name}" for one in members(entry.value, public().classes()) if not one.doc and not one.has_inherited
+                f"{entry.name}.{one.name}"
+                for one in members(entry.value, public().classes())
+                if not one.doc and not one.has_inherited
             ]
     return missing
 

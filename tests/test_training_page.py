@@ -1,4 +1,4 @@
-"""The examples of docs/training.md run as pasted, each by itself, and say themselves whether they did what they show."""
+"""The examples of docs/training.md run as pasted, each by itself, and check what they show."""
 
 import ast
 import re

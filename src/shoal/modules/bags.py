@@ -49,7 +49,7 @@ class EmbeddingBagCollection(Collection):
         self._is_weighted = is_weighted
 
     def forward(self, features: Any) -> KeyedTensor:
-        """Look up the rows of every bag and pool them: [samples, columns], with the columns of each feature by its name."""
+        """Look up the rows of every bag and pool them: [samples, columns], each feature's columns under its name."""
         features = features_of(type(self).__name__, features)
         values, offsets = features.values(), features.offsets()
         weights = None if self._is_weighted is False else features.weights_or_none()
