@@ -3,8 +3,8 @@
     python scripts/api.py           writes the page
     python scripts/api.py --check   compares it with what it should be; prints a diff and exits with 1 where they differ
 
-Public are the names in `shoal.__all__`, in the `__all__` of modules among them and of MODULES, what the front modules of
-`shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and how
+Public are the names in `shoal.__all__`, in the `__all__` of modules among them and of MODULES, what the front modules
+of `shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and how
 it is called is read from the source, so that defaults stand as they were written and no Python release prints them its
 own way.
 """
@@ -197,7 +197,7 @@ def public() -> Public:
 
 
 def interop_names() -> Iterator[tuple[str, str]]:
-    """What the modules of `shoal.interop` offer. Public are those with an `__all__`, or that no other of them imports."""
+    """What the modules of `shoal.interop` offer: those with an `__all__`, or that no other of them imports."""
     package = importlib.import_module("shoal.interop")
     modules = [f"shoal.interop.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
     sources = [one for one in map(source, modules) if one is not None]
@@ -487,9 +487,25 @@ def show_class(entry: Entry, listed: Public) -> str:
             comment = here.comment(node)
             items.append(f"- `{name}: {written(here, node.annotation)}`" + (f": {comment}" if comment else ""))
     items += [show_member(one) for one in members(cls, listed.classes()) if one.doc]
+    names = [] if dataclasses.is_dataclass(cls) else attributes(cls, items)
+    if names:
+        out.append("\nAttributes: " + ", ".join(f"`{one}`" for one in names) + ".\n")
     if items:
         out.append("\nMembers:\n" + "\n".join(items) + "\n")
     return "".join(out)
+
+
+def attributes(cls: type, shown: list[str]) -> list[str]:
+    """Public names that the class's own methods set on `self`, and that are not shown otherwise."""
+    _, node = class_node(cls)
+    found = {
+        one.attr: None
+        for function in functions(node)
+        for one in ast.walk(function)
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+        if isinstance(one.value, ast.Name) and one.value.id == "self" and one.attr[0] != "_"
+    }
+    return [one for one in found if not any(item.startswith((f"- `{one}:", f"- `{one}(")) for item in shown)]
 
 
 def show_member(member: Member) -> str:

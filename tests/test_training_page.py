@@ -15,6 +15,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own doing
 @pytest.mark.parametrize("block", EXAMPLES)
 def test_an_example_runs_as_pasted(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
