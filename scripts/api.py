@@ -4,9 +4,9 @@
     python scripts/api.py --check   compares it with what it should be; prints a diff and exits with 1 where they differ
 
 Public are the names in `shoal.__all__`, in the `__all__` of modules among them and of MODULES, what the front modules
-of `shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and how
-it is called is read from the source, so that defaults stand as they were written and no Python release prints them its
-own way.
+of `shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and
+how it is called is read from the source, so that defaults stand as they were written and no Python release prints them
+its own way.
 """
 
 import ast
