@@ -4,9 +4,9 @@
     python scripts/api.py --check   compares it with what it should be; prints a diff and exits with 1 where they differ
 
 Public are the names in `shoal.__all__`, in the `__all__` of modules among them and of MODULES, what the front modules
-of `shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and how
-it is called is read from the source, so that defaults stand as they were written and no Python release prints them its
-own way.
+of `shoal.interop` define, the classes that these give back, and the public members of all of them. What a class is and
+how it is called is read from the source, so that defaults stand as they were written and no Python release prints them
+its own way.
 """
 
 import ast
@@ -21,7 +21,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ TOPICS = {
     "Optimizers": ["shoal.config.optimizers"],
     "First rows": ["shoal.config.init"],
     "Tiers and storages": ["shoal.config.tiers", "shoal.storage"],
-    "Prefetch": ["shoal.prefetch"],
+    "Reading ahead": ["shoal.prefetch"],
     "Log and checkpoints": ["shoal.log", "shoal.checkpoint", "shoal.records"],
     "Parquet and safetensors": ["shoal.interop"],
     "Threads and debugging": ["shoal.config.threads", "shoal.config.debug"],
@@ -197,7 +197,7 @@ def public() -> Public:
 
 
 def interop_names() -> Iterator[tuple[str, str]]:
-    """What the modules of `shoal.interop` offer. Public are those with an `__all__`, or that no other one imports."""
+    """What the modules of `shoal.interop` offer: those with an `__all__`, or that no other of them imports."""
     package = importlib.import_module("shoal.interop")
     modules = [f"shoal.interop.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
     sources = [one for one in map(source, modules) if one is not None]
@@ -253,9 +253,9 @@ def annotations_of(entry: Entry) -> Iterator[tuple[Source, ast.expr, bool]]:
         nodes: list[tuple[Source, ast.AST]] = [(entry.source, entry.node)]
     else:
         nodes = [(member.source, member.node) for member in members(entry.value)]
-        nodes += [(here, node) for here, node in fields_of(entry.value).values()] if entry.path is None else []
+        nodes += list(fields_of(entry.value).values())
         here, node = class_node(entry.value)
-        nodes += [(here, one) for one in node.body if isinstance(one, Function) and one.name == "__init__"]
+        nodes += [(here, one) for one in functions(node) if one.name == "__init__"]
     for here, node in nodes:
         if isinstance(node, Function):
             arguments = node.args
@@ -293,34 +293,35 @@ class Member:
     has_inherited: bool
 
 
-def members(cls: type) -> list[Member]:
-    """Those that are listed with a class: its own, and those of bases that have no entry."""
+def members(cls: type, elsewhere: Sequence[type] = ()) -> list[Member]:
+    """Those that are listed with a class: its own, and those of bases that are not listed elsewhere."""
     found: dict[str, Member] = {}
-    listed = public_names()
     for base in cls.__mro__:
-        if base.__module__.split(".")[0] != "shoal" or (base is not cls and base.__name__ in listed):
+        if base.__module__.split(".")[0] != "shoal" or (base is not cls and base in elsewhere):
             continue
         here, node = class_node(base)
-        for one in node.body:
-            if not isinstance(one, Function) or one.name in found or is_setter(one):
+        for one in functions(node):
+            if one.name in found or is_setter(one):
                 continue
             doc = ast.get_docstring(one)
             if one.name.startswith("_") and (one.name not in SPECIAL or doc is None):
                 continue
             above = [other for other in base.__mro__[1:] if one.name in vars(other)]
             inherited = any(inspect.getdoc(vars(other)[one.name]) for other in above)
-            found[one.name] = Member(one.name, here, one, kind_of(one), doc, inherited)
+            kind = kind_of(one)
+            if kind == "property" and any(is_setter(other) and other.name == one.name for other in functions(node)):
+                kind = "settable"
+            found[one.name] = Member(one.name, here, one, kind, doc, inherited)
     return list(found.values())
-
-
-def public_names() -> set[str]:
-    """Classes that have an entry because they are exported: a first look, before classes given back are known."""
-    return {"Collection", "Jagged", "Optimizer", *shoal.__all__, *importlib.import_module("shoal.storage").__all__}
 
 
 def kind_of(node: Function) -> str:
     names = [one.id if isinstance(one, ast.Name) else getattr(one, "attr", "") for one in node.decorator_list]
     return next((kind for kind in ("property", "cached_property", "staticmethod", "classmethod") if kind in names), "")
+
+
+def functions(node: ast.ClassDef) -> list[Function]:
+    return [one for one in node.body if isinstance(one, Function)]
 
 
 def is_setter(node: Function) -> bool:
@@ -380,7 +381,7 @@ def constructor(cls: type) -> list[str] | None:
         if base.__module__.split(".")[0] != "shoal":
             break
         here, node = class_node(base)
-        own = [one for one in node.body if isinstance(one, Function) and one.name == "__init__"]
+        own = [one for one in functions(node) if one.name == "__init__"]
         if own:
             return signature(here, own[0], is_method=True)
         if dataclasses.is_dataclass(base):
@@ -417,26 +418,34 @@ def returns_of(here: Source, node: Function) -> str:
 
 
 def markdown(doc: str, names: Iterable[str]) -> str:
-    """A docstring as Markdown: lines `name: what it is` become a list, what is indented behind one goes with it."""
-    known = set(names)
-    lines: list[str] = []
-    in_list = False
-    for line in doc.expandtabs().splitlines():
-        head = re.match(r"([\w*]+(?:, \w+)*): ", line)
-        if head and all(one in known for one in head[1].split(", ")):
-            if not in_list and lines and lines[-1]:
-                lines.append("")
-            shown = ", ".join(f"`{one}`" for one in head[1].split(", "))
-            lines.append(f"- {shown}: {line[head.end() :]}")
-            in_list = True
-        elif in_list and line.startswith("    "):
-            lines.append(f"  {line.strip()}")
-        else:
-            if in_list and line:
-                lines.append("")
-            in_list = in_list and not line
-            lines.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    """A docstring as Markdown. A paragraph that begins with `name: what it is` becomes a list of such names."""
+    known = "|".join(re.escape(one) for one in sorted(set(names), key=len, reverse=True))
+    head = re.compile(rf"((?:{known})(?:, (?:{known}))*): ") if known else None
+    paragraphs = []
+    for paragraph in re.split(r"\n{2,}", doc.expandtabs().strip()):
+        before: list[str] = []
+        items: list[str] = []
+        for line in paragraph.splitlines():
+            if head is not None and head.match(line):
+                items.append(line)
+            elif items:
+                items[-1] += f" {line.strip()}"
+            else:
+                before.append(line)
+        paragraphs += ["\n".join(before)] if before else []
+        if head is not None and items:
+            # Some are in the middle of a line.
+            each = [one for item in items for one in re.split(rf"(?<=[.;]) (?={head.pattern})", item) if one]
+            each = [one for one in each if head.match(one)]
+            paragraphs.append("\n".join(list_item(one, head) for one in each))
+    return "\n\n".join(paragraphs)
+
+
+def list_item(text: str, head: re.Pattern[str]) -> str:
+    found = head.match(text)
+    assert found
+    shown = ", ".join(f"`{one}`" for one in found[1].split(", "))
+    return textwrap.fill(f"- {shown}: {text[found.end() :]}", 120, subsequent_indent="  ", break_long_words=False)
 
 
 def parameter_names(parameters: Iterable[str]) -> list[str]:
@@ -457,7 +466,9 @@ def show_entry(entry: Entry, listed: Public) -> str:
 def show_class(entry: Entry, listed: Public) -> str:
     cls: type = entry.value
     parameters = constructor(cls)
-    is_made = entry.path is not None and parameters is not None and not issubclass(cls, BaseException)
+    is_result = any("field(" in one for one in parameters or [])  # defaults that nobody types
+    is_made = entry.path is not None and parameters is not None and not is_result
+    is_made = is_made and not issubclass(cls, BaseException)
     known = [*parameter_names(parameters or []), *fields_of(cls)]
     if is_made:
         head = call(f"class {entry.path}", parameters or [])
@@ -465,38 +476,73 @@ def show_class(entry: Entry, listed: Public) -> str:
         bases = [written(entry.source, base) for base in typing.cast(ast.ClassDef, entry.node).bases]
         head = f"class {entry.path or entry.name}" + (f"({', '.join(bases)})" if bases else "")
     out = [f"### {entry.name}\n```python\n{head}\n```\n", markdown(ast.get_docstring(entry.node) or "", known), "\n"]  # type: ignore[arg-type]
-    bases = [base for base in cls.__mro__[1:] if base.__name__ in listed.entries and not issubclass(cls, BaseException)]
+    bases = [] if issubclass(cls, BaseException) else [base for base in cls.__mro__[1:] if base in listed.classes()]
     nearest = [base for base in bases if not any(issubclass(one, base) and one is not base for one in bases)]
     if nearest:
-        linked = " and ".join(f"[{base.__name__}](#{slug(base.__name__)})" for base in nearest)
+        linked = " and ".join(f"[{base.__name__}](#{anchor(base.__name__, listed)})" for base in nearest)
         out.append(f"\nIt has the members of {linked} too.\n")
     items = []
     if not is_made:
         for name, (here, node) in fields_of(cls).items():
             comment = here.comment(node)
             items.append(f"- `{name}: {written(here, node.annotation)}`" + (f": {comment}" if comment else ""))
-    items += [show_member(one) for one in members(cls) if one.doc]
+    items += [show_member(one) for one in members(cls, listed.classes()) if one.doc]
+    names = [] if dataclasses.is_dataclass(cls) else attributes(cls, items)
+    if names:
+        out.append("\nAttributes: " + ", ".join(f"`{one}`" for one in names) + ".\n")
     if items:
-        out.append("\n" + "\n".join(items) + "\n")
+        out.append("\nMembers:\n" + "\n".join(items) + "\n")
     return "".join(out)
+
+
+def attributes(cls: type, shown: list[str]) -> list[str]:
+    """Public names that the class's own methods set on `self`, and that are not shown otherwise."""
+    _, node = class_node(cls)
+    found = {
+        one.attr: None
+        for function in functions(node)
+        for one in ast.walk(function)
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+        if isinstance(one.value, ast.Name) and one.value.id == "self" and one.attr[0] != "_"
+    }
+    return [one for one in found if not any(item.startswith((f"- `{one}:", f"- `{one}(")) for item in shown)]
 
 
 def show_member(member: Member) -> str:
     here, node = member.source, member.node
-    if member.kind in ("property", "cached_property"):
+    if member.kind in ("property", "cached_property", "settable"):
         kind = "" if node.returns is None else f": {written(here, node.returns)}"
         head, parameters = f"{member.name}{kind}", []
     else:
         parameters = signature(here, node, is_method=member.kind != "staticmethod")
         head = f"{member.name}({', '.join(parameters)}){returns_of(here, node)}"
     doc = markdown(member.doc or "", parameter_names(parameters))
-    what = {"staticmethod": " (static)", "classmethod": " (of the class)", "": ""}.get(member.kind, " (property)")
+    what = {
+        "": "",
+        "staticmethod": " (static)",
+        "classmethod": " (of the class)",
+        "settable": " (property; it can be set)",
+    }.get(member.kind, " (property)")
     return f"- `{head}`{what}<br>\n" + textwrap.indent(doc, "  ")
 
 
 def slug(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """The anchor that GitHub gives a heading that no other has."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def anchor(name: str, found: Public) -> str:
+    """That of an entry: of two that differ in case only, as `prefetch` and `Prefetch`, the second has a number."""
+    same = sorted(
+        (one for one in found.entries if slug(one) == slug(name)), key=lambda one: position(found.entries[one])
+    )
+    number = same.index(name)
+    return slug(name) + (f"-{number}" if number else "")
+
+
+def position(entry: Entry) -> tuple[bool, str, int]:
+    """Where an entry stands in its topic: what is imported first, then what calls give back, as they are defined."""
+    return entry.path is None, entry.source.module, entry.node.lineno
 
 
 def topic_of(entry: Entry) -> str:
@@ -593,9 +639,8 @@ def render() -> str:
     for topic, entries in topics.items():
         if not entries:
             continue
-        # What is imported comes first, what calls give back behind it; each in the order of its definition.
-        entries.sort(key=lambda one: (one.path is None, one.source.module, one.node.lineno))
-        links = " · ".join(f"[{one.name}](#{slug(one.name)})" for one in entries)
+        entries.sort(key=position)
+        links = " · ".join(f"[{one.name}](#{anchor(one.name, found)})" for one in entries)
         contents.append(f"| [{topic}](#{slug(topic)}) | {links} |")
         body.append(f"## {topic}\n")
         body += [f"{one}\n" for one in introductions(entries)]
@@ -630,7 +675,9 @@ def undocumented() -> list[str]:
             missing.append(entry.path or entry.name)
         if isinstance(entry.value, type):
             missing += [
-                f"{entry.name}.{one.name}" for one in members(entry.value) if not one.doc and not one.has_inherited
+                f"{entry.name}.{one.name}"
+                for one in members(entry.value, public().classes())
+                if not one.doc and not one.has_inherited
             ]
     return missing
 

@@ -47,7 +47,17 @@ def test_the_example_is_the_quickstart():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/formats.md", "docs/log.md"]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "docs/api.md",
+        "docs/design.md",
+        "docs/formats.md",
+        "docs/log.md",
+        "docs/training.md",
+    ],
 )
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):

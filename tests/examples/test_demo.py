@@ -1,9 +1,12 @@
+import re
 from pathlib import Path
 
 import pytest
 
 import examples
 from examples.demo import main
+
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 @pytest.fixture
@@ -63,6 +66,15 @@ def test_bad_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "usage: demo" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_gives_the_numbers_of_the_readme(tmp_path, capsys):
+    assert main(["--out", str(tmp_path)]) == 0
+    ours, theirs, gain = (float(cell) for cell in report(capsys)[-1].strip("│").split("│")[-3:])
+    said = re.search(r"AUC is ([\d.]+), against ([\d.]+) .*?: \.(\d+) more", README.read_text(), re.DOTALL)
+    assert (f"{ours:.2f}", f"{theirs:.2f}", f"{gain:.2f}") == (said[1], said[2], f"0.{said[3]}")
 
 
 def test_examples_stay_short():

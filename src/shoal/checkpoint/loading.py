@@ -41,12 +41,19 @@ def load(
 ) -> Commit:
     """Replace the rows of tables by those of a checkpoint or a log; returns the commit that they are of.
 
-    version: of a log; None is the newest. tables: names of those to load; None is all of the collection. state: False
-    loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it anyway. cast:
-    weights may be of another type, and are rounded to the table's. Scores and the table's step come with the rows; with
-    its state come the settings of its optimizer, learning rate included, if it is of the same kind. rng: True has
-    torch's generators be as they were when it was saved, to train on; of several ranks, the first's. rank, ranks: only
-    rows of that rank's buckets. Sizes of tiers, devices and the ranks that saved do not matter.
+    bags: a collection, or a list of them.
+    dense, optimizer: a module and what has a state dict, to be loaded too.
+    version: of a log; None is the newest.
+    tables: names of those to load; None is all of the collection.
+    state: False loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it
+        anyway.
+    cast: weights may be of another type, and are rounded to the table's.
+    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's.
+    rank, ranks: only rows of that rank's buckets are loaded.
+    progress: whether to show a bar; None is where standard error is a terminal.
+
+    Scores and the table's step come with the rows; with its state come the settings of its optimizer, learning rate
+    included, if it is of the same kind. Sizes of tiers, devices and the ranks that saved do not matter.
 
     Wrong settings, and tables without room, raise before anything changes; where a file is damaged in the middle, or a
     weight is more than the table's type has, tables are left empty, and it says so.

@@ -30,13 +30,17 @@ def save(
 ) -> int:
     """Write all rows of tables, what they remember, dense weights and optimizers to a folder; returns the version.
 
-    bags: a collection, or a list of them. dense, optimizer: as `ChangeLog.commit` takes them. A checkpoint that is
-    there already is replaced once the new one is complete, as one version more. `ChangeLog(path)` can go on from it.
-    rank, ranks: each of several processes saves its part, in which no other's keys are, with one `step`. Each part is
-    replaced by itself: should a rank die before its own is, the parts are of two saves, and none is loaded until all
-    have saved another step. Save to another folder to have the last one until then. A path that another rank of the
-    same torch.distributed job wrote to is refused.
+    A checkpoint that is there already is replaced once the new one is complete, as one version more. `ChangeLog(path)`
+    can go on from it. A path that another rank of the same torch.distributed job wrote to is refused.
+
+    bags: a collection, a module that holds some, or a list of them.
+    dense, optimizer: as `ChangeLog.commit` takes them.
+    step, event_time, metadata: of the user's own; `load` and `recover` give them back.
+    rank, ranks: each of several processes saves its part, in which no other's keys are, with one `step`.
     progress: whether to show a bar; None is where standard error is a terminal.
+
+    Each rank's part is replaced by itself: should a rank die before its own is, the parts are of two saves, and none is
+    loaded until all have saved another step. Save to another folder to have the last one until then.
     """
     require_path("save", path)
     here = Rank(rank, ranks)

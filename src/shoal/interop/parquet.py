@@ -54,9 +54,13 @@ def export_parquet(
 ) -> int:
     """Write the rows of a table in a checkpoint or a log to a Parquet file; returns how many.
 
-    version: None is the newest. min_score: only rows with that score or a higher one. since: not the rows but the
-    changes behind that version: the last one of each key, with a column `op`. The file is in its place once it is
-    complete.
+    path: a log, or a checkpoint of `shoal.save`.
+    to: the file, which is in its place once it is complete.
+    table: the table's name.
+    version: of the log; None is the newest.
+    min_score: only rows with that score or a higher one.
+    since: not the rows but the changes behind that version: the last one of each key, with a column `op`.
+    progress: whether to show a bar; None is where standard error is a terminal.
     """
     return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, since, progress))
 

@@ -44,8 +44,12 @@ def export_safetensors(
 ) -> int:
     """Write the rows of a table in a checkpoint or a log to a safetensors file; returns how many.
 
-    version: None is the newest. min_score: only rows with that score or a higher one. The file is in its place once it
-    is complete.
+    path: a log, or a checkpoint of `shoal.save`.
+    to: the file, which is in its place once it is complete.
+    table: the table's name.
+    version: of the log; None is the newest.
+    min_score: only rows with that score or a higher one.
+    progress: whether to show a bar; None is where standard error is a terminal.
     """
     return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, progress))
 

@@ -146,7 +146,7 @@ class ChangeLog:
         remove_strangers(files, self._manifest, self.version)
 
     def close(self) -> None:
-        """What was committed is on the disk; another process may write."""
+        """Write what was committed to the disk, and let the log go: another process may write it."""
         self._is_closed = True
         if os.getpid() != self._process:
             return  # it is the parent's
@@ -228,11 +228,14 @@ class ChangeLog:
     ) -> int:
         """Make what changed in tables since their last commit here one version, and return its number.
 
-        bags: a collection, or a list of them. The first commit of a table holds all of its rows. dense, optimizer: a
-        module, whose collections are left out; and what has `state_dict` and `load_state_dict`, as optimizers,
-        schedulers and scalers have, or a dict of such by name. step, event_time, metadata: of the user's
-        own, which `recover` gives back. What is not given of dense and optimizer is as in the commit before. Where it
-        fails, nothing of it is in the log, and the next one holds it all.
+        bags: a collection, a module that holds some, or a list of them. The first commit of a table holds all of its
+            rows.
+        dense: a module, whose collections are left out; where it is not given, as in the commit before.
+        optimizer: what has `state_dict` and `load_state_dict`, as optimizers, schedulers and scalers have, or a dict of
+            such by name; where it is not given, as in the commit before.
+        step, event_time, metadata: of the user's own, which `recover` gives back.
+
+        Where a commit fails, nothing of it is in the log, and the next one holds it all.
         """
         with self._mutex:
             self._require_open()

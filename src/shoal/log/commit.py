@@ -106,9 +106,10 @@ class DenseFile:
 class Commit:
     """Changes of some tables that are visible together.
 
-    time: when it was made, in seconds since 1970; event_time: of the newest event that was trained on, as the user
-    counts. tables: all that the log has at this version. kept: the newest version that was on the disk when this one
-    was written.
+    time: when it was made, in seconds since 1970.
+    event_time: of the newest event that was trained on, as the user counts.
+    tables: all that the log has at this version.
+    kept: the newest version that was on the disk when this one was written.
     """
 
     version: int

@@ -35,7 +35,7 @@ class TableChange:
 
     @property
     def keys(self) -> Tensor:
-        """Of either."""
+        """The keys that were put or deleted."""
         if self.puts is not None:
             return self.puts.keys
         assert self.deletes is not None
@@ -269,7 +269,7 @@ class Version:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """What the rows of its tables are."""
+        """How the rows of each table are laid out, by name."""
         return {layout.name: layout for layout in self.manifest.layouts if layout.name in self.commit.tables}
 
     def dense(self) -> dict[str, Any]:

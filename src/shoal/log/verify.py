@@ -27,7 +27,7 @@ _LOOKS, _BETWEEN_S = 20, 0.01
 
 @dataclass
 class Report:
-    """What was read, and what is wrong."""
+    """What `verify` read, and the problems it found."""
 
     snapshots: int = 0
     commits: int = 0

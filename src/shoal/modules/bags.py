@@ -74,7 +74,7 @@ class EmbeddingBagCollection(Collection):
         return self._entry_names()
 
     def forward(self, features: Any) -> KeyedTensor:
-        """Pool the rows of every bag."""
+        """Look up the rows of every bag and pool them: [samples, columns], each feature's columns under its name."""
         if is_traced(features):
             return call_of(self, features)  # type: ignore[no-any-return]
         return self._pooled(features, self.training)

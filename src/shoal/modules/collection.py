@@ -153,7 +153,7 @@ class Collection(nn.Module):
     # ---- tables
 
     def table(self, name: str) -> TableHandle:
-        """One table."""
+        """The table of that name: to look at its rows, write them or erase them."""
         number = self._group.number_of(name)
         if number is None:
             names = ", ".join(repr(config.name) for config in self._configs)
@@ -181,7 +181,10 @@ class Collection(nn.Module):
         return {name: handle.stats() for name, handle in self.tables().items()}
 
     def move_here(self, features: Any) -> Callable[[], None] | None:
-        """Move a batch of the host to a GPU's tables, in place. Returns what lets it go back, if it moved."""
+        """Move a batch of the host to a GPU's tables, in place. Returns what lets it go back, if it moved.
+
+        For `shoal.prefetch`; a lookup does not need it.
+        """
         features = features_of(type(self).__name__, features)
         return move_in_place(features, self.device) if self.device.type == "cuda" else None
 
@@ -210,7 +213,11 @@ class Collection(nn.Module):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler whose loss reaches these tables: rows see unscaled gradients."""
+        """The torch.amp.GradScaler that scales the loss, or None.
+
+        Set it wherever one does: rows are updated in the backward pass, before the scaler could unscale their
+        gradients, so the tables must know the scale. A backward that overflows leaves the rows as they were.
+        """
         return self._scaler
 
     @scaler.setter

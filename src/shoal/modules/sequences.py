@@ -59,7 +59,7 @@ class EmbeddingCollection(Collection):
         return self._entry_names()
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
-        """The row of every key."""
+        """Look up the row of every key: for each feature a JaggedTensor whose values are [ids, dim]."""
         if is_traced(features):
             return call_of(self, features)  # type: ignore[no-any-return]
         return self._each(features, self.training)

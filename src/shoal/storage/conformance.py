@@ -17,8 +17,8 @@ _MANY = 40_000
 def check_storage(make: Callable[[int], Storage], rows: int = 2000) -> None:
     """Raise AssertionError where a storage does not do what tables expect of it.
 
-    make: a storage that is empty, for rows of so many bytes; it is closed at the end. rows: about how many are
-    written; it must take as many, and 40,000 of a byte each.
+    make: a storage that is empty, for rows of so many bytes; it is closed at the end.
+    rows: about how many are written; it must take as many, and 40,000 of a byte each.
     """
     for row_bytes in (1, 100, 5000):
         storage = make(row_bytes)

@@ -21,7 +21,7 @@ class TableContent:
 
 @dataclass(frozen=True)
 class TierStats:
-    """One tier of a table at one moment. What has a number of times is since the table was made."""
+    """One tier of a table at one moment. Counters start at zero when the table is created."""
 
     name: str  # "Hbm", "Dram", "Ssd", or the class of a storage
     rows: int
@@ -51,13 +51,13 @@ class TierStats:
 class TableStats:
     """A table at one moment."""
 
-    rows: int
-    bytes: int
+    rows: int  # in all tiers
+    bytes: int  # of the memory that rows and index take
     index_bytes: int
     storage_bytes: int
-    budget_bytes: int | None
-    step: int
-    counters: Mapping[str, int]
+    budget_bytes: int | None  # of its memory; None where there is no limit
+    step: int  # updates of the table so far: one for each backward
+    counters: Mapping[str, int]  # by name; they start at zero when the table is created
     tiers: tuple[TierStats, ...] = ()
 
 

@@ -23,7 +23,7 @@ class TableHandle:
 
     @property
     def place(self) -> tuple[Group, int]:
-        """The group that the table is in, and its number there."""
+        """The group that the table is in, and its number there. For Shoal's own parts."""
         return self._group, self._number
 
     @property
@@ -39,6 +39,7 @@ class TableHandle:
         return f"<table {self.name!r}: {len(self)} rows of dim {self._table.config.dim}>"
 
     def __len__(self) -> int:
+        """The number of rows."""
         with self._group.reading():
             return len(self._table)
 
