@@ -55,6 +55,17 @@ def test_a_collection_returns_the_configs_it_was_given():
     assert shoal.EmbeddingCollection([rows], optimizer=None).embedding_configs() == [rows]
 
 
+def test_the_config_of_a_table_answers_to_what_their_code_asks():
+    collection = bags(TABLES)
+    made = collection.embedding_bag_configs()
+    assert made == TABLES
+    assert [one.num_embeddings for one in made] == [0, 0]
+    collection(kjt(BATCH)).values().sum().backward()
+    asked = [(one.name, one.embedding_dim, one.num_embeddings, one.feature_names, one.pooling) for one in made]
+    assert asked == [("item", 4, len(collection.table("item")), ("a",), "sum"), ("user", 4, 2, ("b",), "sum")]
+    bags(made)
+
+
 def test_their_modules_take_our_batch():
     reference = their_bags(*CONFIGS)
     assert torch.equal(reference(kjt(BATCH)).values(), reference(theirs(BATCH)).values())

@@ -11,7 +11,7 @@ from batches import kjt, train_step
 from torch.utils.checkpoint import checkpoint
 
 import shoal
-from shoal.errors import ConfigError, InputError, ModeWarning, NotFoundError
+from shoal.errors import ConfigError, InputError, ModeWarning, NotFoundError, OptimizerWarning
 
 BATCH = {"a": [[1, 2], [3], []], "b": [[], [5, 5], [1]]}
 
@@ -69,6 +69,108 @@ def test_activation_checkpointing_is_not_warned_of():
     out = checkpoint(lambda _: collection(kjt(BATCH)).values(), hook, use_reentrant=True)
     out.sum().backward()
     assert len(collection.table("item")) == 4
+
+
+def fine_tune(collection, dense, steps, batch=BATCH):
+    adam = torch.optim.SGD(dense.parameters(), 0.1)
+    for _ in range(steps):
+        out = collection(kjt(batch))
+        out = out.values() if isinstance(out, shoal.KeyedTensor) else torch.cat([one.values() for one in out.values()])
+        dense(out[:, :4]).sum().backward()
+        adam.step()
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_fine_tuning_in_eval_is_warned_of_once(make):
+    collection, dense = make().eval(), torch.nn.Linear(4, 1)
+    with pytest.warns(ModeWarning, match=r"bags.train\(\)") as told:
+        fine_tune(collection, dense, 10)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def test_evaluations_without_no_grad_are_not_fine_tuning():
+    collection, dense = bags(), torch.nn.Linear(4, 1)
+    other, frozen = torch.nn.Linear(1, 1), shoal.EmbeddingBagCollection([shoal.Table("item", 4, optimizer=None)])
+    read = shoal.EmbeddingBagCollection([shoal.Table("item", 4, features=[shoal.Feature("a", mode="read")])])
+    fine_tune(frozen.eval(), dense, 5, {"item": [[1]]})
+    fine_tune(read.eval(), dense, 5, {"a": [[1]]})
+    for _ in range(5):
+        collection.eval()
+        collection(kjt(BATCH))
+        fine_tune(collection.train(), dense, 3)
+    collection.eval()(kjt(BATCH))
+    collection(kjt(BATCH))
+    adam = torch.optim.SGD(other.parameters(), 0.1)  # another model is trained afterwards
+    for _ in range(5):
+        other(torch.ones(1, 1)).sum().backward()
+        adam.step()
+
+
+def test_frozen_rows_under_no_grad_are_not_warned_of():
+    collection, dense = bags(), torch.nn.Linear(4, 1)
+    adam = torch.optim.SGD(dense.parameters(), 0.1)
+    for step in range(6):
+        with torch.no_grad():
+            out = collection.eval()(kjt(BATCH)) if step % 2 else collection.lookup(kjt(BATCH))
+        dense(out.values()[:, :4]).sum().backward()
+        adam.step()
+
+
+def test_a_compiled_step_of_an_optimizer_is_not_in_the_way():
+    collection, dense = bags().eval(), torch.nn.Linear(4, 1)
+    collection(kjt(BATCH))
+    adam = torch.optim.SGD(dense.parameters(), 0.1)
+    dense(torch.ones(1, 4)).sum().backward()
+    torch.compile(adam.step, backend="eager")()
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_a_scaler_that_the_tables_do_not_know_is_warned_of_before_rows_change(make):
+    collection, scaler = make(), torch.amp.GradScaler("cpu")
+    collection(kjt(BATCH))
+    before = collection.state_dict()
+
+    def backward(scaler):
+        out = collection(kjt(BATCH))
+        out = out.values() if make is bags else torch.cat([one.values() for one in out.values()])
+        scaler.scale(out.sum()).backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OptimizerWarning)
+        with pytest.raises(OptimizerWarning, match=r"by 65536, .*bags.scaler = scaler"):
+            backward(scaler)
+    after = collection.state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in after.items() if not name.endswith("score"))
+    backward(scaler)  # only once
+    other = make()
+    other.scaler = scaler
+    collection = other
+    backward(scaler)
+
+
+def test_a_scaler_that_scales_nothing_is_not_warned_of():
+    scalers = [torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu")]
+    collection = bags()
+    scalers[0].scale(collection(kjt(BATCH)).values().sum()).backward()
+    train_step(collection, kjt(BATCH))
+    with pytest.warns(OptimizerWarning, match="GradScaler"):  # made early, in use late
+        scalers[1].scale(collection(kjt(BATCH)).values().sum()).backward()
+
+
+def test_scalers_are_looked_for_only_when_there_may_be_new_ones(monkeypatch):
+    looked = []
+    found = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *of: looked.append(len(of)) or found(*of))
+    collection = bags()
+    for _ in range(5):
+        train_step(collection, kjt(BATCH))
+    assert len(looked) <= 1
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(5):
+        train_step(collection, kjt(BATCH))
+    assert scaler is not None
+    assert len(looked) <= 2
 
 
 @pytest.mark.parametrize("make", [bags, sequences])
@@ -239,3 +341,21 @@ def test_a_model_without_collections_is_refused(tmp_path):
         shoal.save(tmp_path / "saved", torch.nn.Linear(1, 1))
     with pytest.raises(ConfigError, match="wanted an EmbeddingBagCollection"):
         shoal.prefetch([], torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_configs_count_the_rows_so_far(make):
+    collection = make()
+    (config,) = collection.embedding_bag_configs() if make is bags else collection.embedding_configs()
+    assert config == collection._configs[0]
+    assert config.num_embeddings == 0
+    train_step(collection, kjt(BATCH))
+    assert config.num_embeddings == len(collection.table("item")) == 4
+    again = copy.deepcopy(config)
+    assert again == config
+    assert not hasattr(again, "num_embeddings")
+    assert not hasattr(shoal.Table("item", 4), "num_embeddings")
+    name = collection.name
+    del collection  # a config does not keep the tables alive
+    make(name=name)
+    assert config.num_embeddings == 0

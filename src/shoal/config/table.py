@@ -1,7 +1,8 @@
 """A table and the features that read and train it."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 
@@ -106,6 +107,29 @@ class Table:
     def embedding_dim(self) -> int:
         """`dim`, as TorchRec's models ask for it."""
         return self.dim
+
+    @property
+    def num_embeddings(self) -> int:
+        """The rows so far, as TorchRec's code asks for them: of a Table that a collection returned as its config.
+
+        Any other has no rows, and no such attribute.
+        """
+        rows: Callable[[], int] | None = self.__dict__.get("_rows")
+        if rows is None:
+            raise AttributeError(
+                f"Table {self.name!r} has no num_embeddings, as it has no size. The configs that a collection returns "
+                f"have: the rows so far, which are len(bags.table({self.name!r})) too."
+            )
+        return rows()
+
+    def counted_by(self, rows: Callable[[], int]) -> Self:
+        """This Table with `num_embeddings`. For Shoal's own parts."""
+        counted = copy.copy(self)
+        settle(counted, _rows=rows)
+        return counted
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: given for name, given in self.__dict__.items() if name != "_rows"}
 
     def tier(self, kind: type[TierT]) -> TierT | None:
         """The tier of that kind, if there is one."""

@@ -164,8 +164,7 @@ def apply_optimizer_in_backward(
         _require_new(collection)
     for collection in collections:
         configs = [replace(config, optimizer=optimizer) for config in collection._configs]
-        collection._make_anew(configs, collection._device)
-        collection._without_optimizer = ()
+        collection._make_anew(configs, collection._device, without_optimizer=())
 
 
 def _collections(params: Any) -> list[Collection]:

@@ -97,7 +97,7 @@ class EmbeddingBagCollection(Collection):
         if torch.is_grad_enabled() and (training or (weights is not None and weights.requires_grad)):
             out = PooledLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, weights, columns)  # type: ignore[no-untyped-call]
         else:
-            rows = self._rows_before(training)
+            rows = self._habits.rows_before(training)
             out, _ = ops.lookup(
                 lookup.held or lookup.group,
                 token,
@@ -111,16 +111,16 @@ class EmbeddingBagCollection(Collection):
                 lookup.dtype,
                 lookup.counts,
             )
-            self._warn_of_births(rows)
+            self._habits.after_lookup(rows)
         return KeyedTensor(self._names, self._dims, out)
 
     def embedding_bag_configs(self) -> list[Any]:
         """The tables' settings as they were given: Table values, or TorchRec's own configs.
 
-        Of a Table TorchRec's code can ask `name`, `embedding_dim`, `feature_names` and `pooling`. It has no
-        `num_embeddings`, as it has no size: `len(bags.table(name))` is its rows so far.
+        TorchRec's code can ask these Tables, too, for `name`, `embedding_dim`, `feature_names`, `pooling` and
+        `num_embeddings`, which is the number of rows so far.
         """
-        return list(self._given)
+        return self._as_given()
 
     def is_weighted(self) -> bool:
         """Whether per-sample weights may be used."""

@@ -3,7 +3,9 @@
 import copy
 import gc
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
@@ -16,12 +18,11 @@ from shoal.errors import (
     ConfigError,
     DeviceError,
     InputError,
-    ModeWarning,
     NotFoundError,
-    RanksWarning,
     ShoalError,
     StateDictError,
 )
+from shoal.modules.habits import Habits
 from shoal.modules.lookup import Lookup
 from shoal.modules.moving import move_in_place
 from shoal.modules.optimizer import TableOptimizer
@@ -35,9 +36,8 @@ from shoal.modules.state import (
     state_shapes,
     warn_of_weights,
 )
-from shoal.modules.torchrec import Defaults, warn_of_optimizer
-from shoal.modules.warned import is_checkpointed, warn
-from shoal.table import Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
+from shoal.modules.torchrec import Defaults
+from shoal.table import Group, Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
 _counter = itertools.count()
 
@@ -71,7 +71,7 @@ class Collection(nn.Module):
         self._device = _device(where, device)
         self._configs = self._checked(tables, defaults)
         self._given = tuple(tables)  # TorchRec's models read their own configs again
-        self._without_optimizer = defaults.without_optimizer(tables)  # those of which a warning is to come
+        self._without_optimizer = defaults.without_optimizer(tables)
         seed = integer(where, "seed", seed, low=-(2**63), high=2**64 - 1)
         if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
@@ -82,9 +82,6 @@ class Collection(nn.Module):
         self._dims = [config.dim for config in self._configs for _ in config.features]
         self._state_dict_limit = parse_size("8GiB")
         self._is_strict = False  # while load_state_dict is
-        self._has_trained = False
-        self._may_bear_unseen = True  # whether a birth without gradients is still to be warned of
-        self._lookups_without_gradients = 0
         self._open(name, seed)
 
     def _checked(self, tables: Any, defaults: Defaults) -> tuple[Table, ...]:
@@ -131,20 +128,26 @@ class Collection(nn.Module):
         changeable = any(table.optimizer_hyper for table in self._group.tables)
         self._optimizer = TableOptimizer(self._group) if changeable else None
         self._scaler: torch.amp.GradScaler | None = None
+        self._habits = Habits(type(self).__name__, self.name, self._group, self._without_optimizer)
 
-    def _make_anew(self, configs: Sequence[Table], device: torch.device) -> None:
+    def _make_anew(
+        self, configs: Sequence[Table], device: torch.device, without_optimizer: tuple[str, ...] | None = None
+    ) -> None:
         """Have these tables in place of ones of the same names, under the same name and seed.
 
-        REQUIRES: no table has a row, and nobody has `optimizer`. Handles of the old tables are refused from here on.
+        REQUIRES: no table has a row, and `optimizer` was not asked for. Handles of the old tables are refused from here
+        on.
         """
-        before, old, scaler = (self._configs, self._device), self._group, self._scaler
+        before, old, scaler = (self._configs, self._device, self._without_optimizer), self._group, self._scaler
         old.retired = f"[{self.name}] these tables were made anew since. Call table() again."
-        del self._group, self._optimizer  # the files of a tier are one group's
+        del self._group, self._optimizer, self._habits  # the files of a tier are one group's
         self._configs, self._device = tuple(configs), device
+        if without_optimizer is not None:
+            self._without_optimizer = without_optimizer
         try:
             self._make_group(old.seed)
         except BaseException:
-            self._configs, self._device = before
+            self._configs, self._device, self._without_optimizer = before
             self._make_group(old.seed)
             self.scaler = scaler
             raise
@@ -195,6 +198,13 @@ class Collection(nn.Module):
         """
         features = features_of(type(self).__name__, features)
         return self._group.stage(list(features.keys()), features.values(), features.offsets())
+
+    def _as_given(self) -> list[Any]:
+        """TorchRec's configs, which its models read again, and Tables that know the number of their rows."""
+        return [
+            config.counted_by(partial(_rows_of, weakref.ref(self._group), number)) if isinstance(given, Table) else given
+            for number, (given, config) in enumerate(zip(self._given, self._configs, strict=True))
+        ]
 
     # ---- beside the rest of torch
 
@@ -290,17 +300,11 @@ class Collection(nn.Module):
             self._require_known(names)
         if torch.compiler.is_compiling():
             return Lookup(self._group.name, names, training, self._output_dtype)
-        if training and not self._has_trained:
-            self._has_trained = True
-            self._warn_of_ranks()
-        if self._without_optimizer and training and torch.is_grad_enabled():
-            without, self._without_optimizer = self._without_optimizer, ()
-            named = [config.optimizer for config in self._configs if config.name in without]
-            warn_of_optimizer(self.name, without, named)
+        self._habits.before_lookup(training)
         counts = None
         if self.device.type != "cpu":
             counts = getattr(features, "length_per_key_or_none", lambda: None)()
-        return Lookup(self._group.name, names, training, self._output_dtype, counts, self._group)
+        return Lookup(self._group.name, names, training, self._output_dtype, counts, self._group, self._habits)
 
     def _require_known(self, names: Sequence[str]) -> None:
         known = {name for config in self._configs for name in config.feature_names}
@@ -310,41 +314,6 @@ class Collection(nn.Module):
                 f"batch; the tables have {', '.join(map(repr, sorted(known)))}. Leave it out, or name it in a Table's "
                 f"features."
             )
-
-    def _warn_of_ranks(self) -> None:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            warn(
-                RanksWarning,
-                f"[{self.name}] trains on one of {distributed.get_world_size()} ranks: each rank has tables of its "
-                f"own, which are neither sharded nor synchronised, and come to differ. Train tables in one process.",
-            )
-
-    def _rows_before(self, training: bool) -> int | None:
-        """How many rows there are before a training lookup without gradients; None where its births need no warning."""
-        if not training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not self._may_bear_unseen:
-            return None
-        self._lookups_without_gradients += 1
-        if self.device.type == "cuda":
-            # Counting waits for the device: the first lookup does, the second, the fourth, and so on.
-            count = self._lookups_without_gradients
-            if count & (count - 1) or torch.cuda.is_current_stream_capturing():
-                return None
-        return self._rows()
-
-    def _warn_of_births(self, before: int | None) -> None:
-        """Warn once where rows were born in a lookup that no backward can follow."""
-        if before is None or self._rows() <= before or is_checkpointed():
-            return
-        self._may_bear_unseen = False
-        warn(
-            ModeWarning,
-            f"[{self.name}] a lookup in train() gave unseen keys a row although gradients are off: ids of a validation "
-            f"set stay in the tables. Call eval() first, and train() after it; or use {type(self).__name__}.lookup().",
-        )
-
-    def _rows(self) -> int:
-        return sum(len(handle) for handle in self.tables().values())
 
     def _token_now(self, training: bool) -> Tensor:
         """What the ops say that they change: see table/ops.py."""
@@ -445,7 +414,7 @@ class Collection(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        own = {"_group", "_token", "_update_token", "_anchor", "_optimizer", "_scaler", "name"}
+        own = {"_group", "_token", "_update_token", "_anchor", "_optimizer", "_scaler", "_habits", "name"}
         for attribute, value in self.__dict__.items():
             if attribute not in own:
                 made.__dict__[attribute] = copy.deepcopy(value, memo)
@@ -475,6 +444,12 @@ class Collection(nn.Module):
             f"[{self.name}] a collection is not pickled: its rows live outside of Python. Save state_dict(), or copy "
             f"it with copy.deepcopy."
         )
+
+
+def _rows_of(group: "weakref.ref[Group]", number: int) -> int:
+    """The rows of a table whose config may outlive it: then there are none."""
+    alive = group()
+    return 0 if alive is None else len(TableHandle(alive, number))
 
 
 def _becomes_free(name: str) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shoal.errors import BackwardError
+from shoal.modules.habits import Habits
 from shoal.table import Group, ops
 
 
@@ -23,6 +24,7 @@ class Lookup:
     counts: list[int] | None = None  # keys of each feature, where that is known without asking a device
     # The group itself, where no compiler looks: a graph keeps its tables alive when their collection is gone.
     held: Group | None = None
+    habits: Habits | None = None  # where no compiler looks
 
 
 def _saved(ctx: Any) -> Any:
@@ -87,7 +89,7 @@ class PooledLookup(torch.autograd.Function):
         )
         ctx.save_for_backward(lease, values, offsets, weights)
         _hold(ctx, lease)
-        ctx.group = lookup.held or lookup.group
+        ctx.group, ctx.habits = lookup.held or lookup.group, lookup.habits
         # Not a saved tensor: other backwards change it, and autograd refuses saved tensors that were changed.
         ctx.token = update_token
         return out
@@ -96,6 +98,8 @@ class PooledLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lease, values, offsets, weights = _saved(ctx)
+        if ctx.habits is not None:
+            ctx.habits.before_backward()
         held = _released(ctx, lease)
         wanted = ctx.needs_input_grad[6]
         to_weights = ops.update(ctx.group, ctx.token, lease, values, offsets, weights, [grad], wanted)
@@ -141,7 +145,7 @@ class EachLookup(torch.autograd.Function):
         outs, lease = rows_of_each(token, lookup, values, offsets, counts, shapes, keep=True)
         ctx.save_for_backward(lease, values, offsets)
         _hold(ctx, lease)
-        ctx.group = lookup.held or lookup.group
+        ctx.group, ctx.habits = lookup.held or lookup.group, lookup.habits
         ctx.token = update_token
         return outs
 
@@ -149,6 +153,8 @@ class EachLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         lease, values, offsets = _saved(ctx)
+        if ctx.habits is not None:
+            ctx.habits.before_backward()
         held = _released(ctx, lease)
         ops.update(ctx.group, ctx.token, lease, values, offsets, None, list(grads), False)
         del held

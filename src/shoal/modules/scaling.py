@@ -1,10 +1,42 @@
 """Loss scaling: how tables see the gradients of a torch.amp.GradScaler."""
 
+import gc
+import sys
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState
+from torch.amp.grad_scaler import GradScaler, OptState
+
+
+class _Scalers:
+    """The GradScalers of this process. Looking for them takes 10 ms and more, so it waits until there may be others."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakSet[GradScaler] = weakref.WeakSet()
+        self._seen = (0, 0)
+
+    def in_use(self) -> GradScaler | None:
+        classes = [GradScaler]
+        for one in classes:
+            classes += one.__subclasses__()
+        # An instance refers to its class: as long as the count stays, there is no new one.
+        references = sum(map(sys.getrefcount, classes))
+        if self._seen != (references, len(self._known)):
+            found = [one for one in gc.get_referrers(*classes) if type(one) in classes]
+            self._known = weakref.WeakSet(found)
+            self._seen = (references, len(found))
+            del found
+        return next((one for one in list(self._known) if one.is_enabled() and one._scale is not None), None)
+
+
+_scalers = _Scalers()
+
+
+def scaler_in_use() -> GradScaler | None:
+    """A GradScaler of this process that has scaled a loss, if there is one."""
+    return _scalers.in_use()
 
 
 class ScaledLoss:

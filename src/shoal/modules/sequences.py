@@ -87,9 +87,9 @@ class EmbeddingCollection(Collection):
         if torch.is_grad_enabled() and training:
             outs = EachLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, keys, shapes)  # type: ignore[no-untyped-call]
         else:
-            rows = self._rows_before(training)
+            rows = self._habits.rows_before(training)
             outs, _ = rows_of_each(token, lookup, values, offsets, keys, shapes, keep=False)
-            self._warn_of_births(rows)
+            self._habits.after_lookup(rows)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)
         results = {}
         for name, source, out in zip(self._names, self._sources, outs, strict=True):
@@ -101,10 +101,10 @@ class EmbeddingCollection(Collection):
     def embedding_configs(self) -> list[Any]:
         """The tables' settings as they were given: Table values, or TorchRec's own configs.
 
-        Of a Table TorchRec's code can ask `name`, `embedding_dim`, `feature_names` and `pooling`. It has no
-        `num_embeddings`, as it has no size: `len(bags.table(name))` is its rows so far.
+        TorchRec's code can ask these Tables, too, for `name`, `embedding_dim`, `feature_names`, `pooling` and
+        `num_embeddings`, which is the number of rows so far.
         """
-        return list(self._given)
+        return self._as_given()
 
     def need_indices(self) -> bool:
         """Whether outputs carry their keys."""

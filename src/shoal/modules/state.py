@@ -1,6 +1,5 @@
 """A table in a state dict: TorchRec's names where it has them, and checked before anything is loaded."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from shoal.config import Table
 from shoal.errors import StateDictError, StateWarning
+from shoal.modules.warned import warn
 from shoal.table import TableContent
 
 
@@ -101,12 +101,11 @@ def is_weight_alone(config: Table, prefix: str, state_dict: Mapping[str, Any]) -
 
 def warn_of_weights(collection: str, names: Sequence[str]) -> None:
     """Say what was made of weights without keys."""
-    warnings.warn(
+    warn(
+        StateWarning,
         f"[{collection}] the state dict has weights without keys for {', '.join(map(repr, names))}, as TorchRec writes "
         f"them: row i is that of key i now, and the optimizer's state is as at birth. "
         f"shoal.interop.torchrec.load_optimizer_state loads TorchRec's.",
-        StateWarning,
-        stacklevel=2,
     )
 
 

@@ -4,7 +4,6 @@
 """
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from torch.nn import init
 
 from shoal.config import Constant, Init, Normal, Optimizer, Table, Tier, Uniform, Zeros
-from shoal.errors import ConfigError, OptimizerWarning
+from shoal.errors import ConfigError
 
 _DTYPES: dict[str, Literal["float32", "float16", "bfloat16"]] = {
     "FP32": "float32",
@@ -106,25 +105,10 @@ class Defaults:
         return tuple(table_of(table, **overrides) if looks_like_config(table) else table for table in given)
 
     def without_optimizer(self, given: Sequence[Any]) -> tuple[str, ...]:
-        """The names of the tables whose optimizer nobody named."""
+        """The names of the tables that came without an optimizer."""
         if self.optimizer is not ...:
             return ()
         return tuple(table.name for table in given if looks_like_config(table))
-
-
-def warn_of_optimizer(collection: str, names: Sequence[str], used: Sequence[Optimizer | None]) -> None:
-    """Say which optimizer trains tables that came as TorchRec configs and without one."""
-    tables = ", ".join(repr(name) for name in names)
-    shown = ", ".join(
-        dict.fromkeys(f"{type(one).__name__}(lr={one.hyper().get('lr')})" for one in used if one is not None)
-    )
-    warnings.warn(
-        f"[{collection}] nobody named an optimizer for the TorchRec configs {tables}; their rows are trained with "
-        f"{shown}. Name one: optimizer= of the collection, table_of(config, optimizer=...) or "
-        f"apply_optimizer_in_backward of shoal.interop.torchrec; TorchRec's own walks parameters(), and rows are none.",
-        OptimizerWarning,
-        stacklevel=6,  # behind the lookup and torch's module call: the line that called the collection
-    )
 
 
 def _init_of(where: str, config: Any) -> Init:
