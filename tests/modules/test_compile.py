@@ -1,6 +1,8 @@
 """torch.compile gives the same rows as eager, by the same native calls."""
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch._dynamo import config as dynamo_config
 from torch.utils.checkpoint import checkpoint
 
 import shoal
-from shoal.errors import InputError, NonFiniteError
+from shoal.errors import BackwardError, ConfigError, InputError, NonFiniteError
 from shoal.table import HostGroup
 
 # Warnings that torch's own compiler gives.
@@ -344,3 +346,66 @@ def test_the_operators_pass_torchs_own_checks():
         size = 4 * counts[0] + 3 * counts[1]
         arguments = (sequences._group.name, *common[1:], counts, size, training, False, torch.float32)
         torch.library.opcheck(torch.ops.shoal.lookup_each.default, arguments, test_utils=tests)
+
+
+# ---- graphs and their tables
+
+
+TWO = {"a": [[1, 2], [3], []], "b": [[], [5, 5], [1]]}
+
+
+def pooling(**settings):
+    return shoal.EmbeddingBagCollection([shoal.Table("item", 4, features=["a", "b"])], **settings)
+
+
+def sequences(**settings):
+    return shoal.EmbeddingCollection([shoal.Table("item", 4, features=["a", "b"], pooling="none")], **settings)
+
+
+def compiled_loss(collection):
+    out = torch.compile(collection, backend="aot_eager", fullgraph=True)(kjt(TWO))
+    return (out.values() if isinstance(out, shoal.KeyedTensor) else out["a"].values()).sum()
+
+
+@pytest.mark.parametrize("make", [pooling, sequences])
+def test_a_compiled_graph_keeps_its_tables_alive(make, calls):
+    collection = make(name="compiled")
+    group = weakref.ref(collection._group)
+    loss = compiled_loss(collection)
+    del collection
+    torch._dynamo.reset()  # compiled code keeps its module
+    gc.collect()
+    with pytest.raises(ConfigError, match="name must be free"):
+        make(name="compiled")
+    counts = counted(calls, loss.backward)
+    assert counts["update"] == 1
+    del loss
+    gc.collect()
+    assert group() is None
+    make(name="compiled")
+
+
+def test_a_compiled_graph_that_is_dropped_lets_its_tables_go():
+    collection = pooling(name="dropped")
+    loss = compiled_loss(collection)
+    del collection
+    torch._dynamo.reset()
+    gc.collect()
+    del loss
+    gc.collect()
+    pooling(name="dropped")
+
+
+def test_a_stale_compiled_graph_trains_no_other_tables():
+    first = pooling(name="stale")
+    loss = compiled_loss(first)
+    first.load_state_dict(first.state_dict())  # its forwards are void
+    del first
+    torch._dynamo.reset()
+    gc.collect()
+    second = pooling(name="stale")
+    second(kjt(TWO))
+    before = second.table("item").lookup([1, 2, 3])
+    with pytest.raises(BackwardError, match="Run the forward again"):
+        loss.backward()
+    assert torch.equal(second.table("item").lookup([1, 2, 3]), before)

@@ -11,7 +11,7 @@ from batches import kjt, train_step
 from torch.utils.checkpoint import checkpoint
 
 import shoal
-from shoal.errors import ConfigError, InputError, ModeWarning, NotFoundError, OptimizerWarning
+from shoal.errors import BackwardError, ConfigError, InputError, ModeWarning, NotFoundError, OptimizerWarning
 
 BATCH = {"a": [[1, 2], [3], []], "b": [[], [5, 5], [1]]}
 
@@ -295,6 +295,18 @@ def test_a_graph_updates_its_own_tables_where_the_name_is_taken_anew():
     out.sum().backward()
     del out
     bags(name="habits")
+
+
+@pytest.mark.parametrize("make", [bags, sequences])
+def test_a_loss_that_had_its_backward_does_not_keep_the_tables(make):
+    collection = make(name="cell")
+    out = collection(kjt(BATCH))
+    loss = (out.values() if make is bags else torch.cat([one.values() for one in out.values()])).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(BackwardError, match="one backward for each forward"):
+        loss.backward()
+    del collection, out
+    make(name="cell")
 
 
 def test_a_name_is_free_again_once_only_a_cycle_holds_it():

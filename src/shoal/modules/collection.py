@@ -5,6 +5,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
@@ -112,7 +113,9 @@ class Collection(nn.Module):
         elif not _becomes_free(f"{name}/0"):
             raise ConfigError(
                 f"[{where}] name must be free; a live collection is called {name!r} already. In a notebook, delete it "
-                f"before the cell runs again (del bags, and the model that holds it), or leave name= out."
+                f"before the cell runs again (del bags), and all that holds its tables: the model, outputs and losses "
+                f"without a backward, table() handles, what the notebook keeps of results (%reset -f out) and of the "
+                f"last error. Or leave name= out."
             )
         self.name = name
         self._make_group(seed % 2**64)
@@ -152,6 +155,12 @@ class Collection(nn.Module):
             self.scaler = scaler
             raise
         self.scaler = scaler
+
+    def __del__(self) -> None:
+        group = self.__dict__.get("_group")
+        if group is not None and group.retired is None:
+            with suppress(Exception):  # nothing is left to keep where it cannot be used, as in a forked child
+                registry.outlive(group)
 
     # ---- tables
 

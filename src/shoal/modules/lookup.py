@@ -37,10 +37,7 @@ def _saved(ctx: Any) -> Any:
         # Activation checkpointing runs the model again in here, and what it raises is the model's.
         if "second time" not in str(error):
             raise
-        raise BackwardError(
-            "[backward] wanted one backward for each forward; this graph's was applied already, and rows are updated "
-            "in the backward. Run the forward again, or add the losses up before the backward."
-        ) from error
+        raise _applied_already() from error
 
 
 def _hold(ctx: Any, lease: Tensor) -> None:
@@ -56,6 +53,26 @@ def _released(ctx: Any, lease: Tensor) -> Tensor | None:
     held: Tensor | None = ctx.lease
     ctx.lease = None
     return held if held is not None and int(held) == int(lease) else None
+
+
+def _group_of(ctx: Any) -> Group | str:
+    """The group of a forward that no backward was applied to."""
+    if ctx.group is None:
+        raise _applied_already()
+    return ctx.group  # type: ignore[no-any-return]
+
+
+def _let_go(ctx: Any) -> None:
+    """After its update a graph does not keep the tables any more: a loss may be kept for long."""
+    if not torch.compiler.is_compiling():
+        ctx.group = ctx.habits = None
+
+
+def _applied_already() -> BackwardError:
+    return BackwardError(
+        "[backward] wanted one backward for each forward; this graph's was applied already, and rows are updated "
+        "in the backward. Run the forward again, or add the losses up before the backward."
+    )
 
 
 class PooledLookup(torch.autograd.Function):
@@ -102,7 +119,8 @@ class PooledLookup(torch.autograd.Function):
             ctx.habits.before_backward()
         held = _released(ctx, lease)
         wanted = ctx.needs_input_grad[6]
-        to_weights = ops.update(ctx.group, ctx.token, lease, values, offsets, weights, [grad], wanted)
+        to_weights = ops.update(_group_of(ctx), ctx.token, lease, values, offsets, weights, [grad], wanted)
+        _let_go(ctx)
         del held
         return None, None, None, None, None, None, to_weights if wanted else None, None
 
@@ -156,6 +174,7 @@ class EachLookup(torch.autograd.Function):
         if ctx.habits is not None:
             ctx.habits.before_backward()
         held = _released(ctx, lease)
-        ops.update(ctx.group, ctx.token, lease, values, offsets, None, list(grads), False)
+        ops.update(_group_of(ctx), ctx.token, lease, values, offsets, None, list(grads), False)
+        _let_go(ctx)
         del held
         return (None,) * 8

@@ -76,7 +76,7 @@ class DeviceGroup(Group):
         self.staged: dict[tuple[int, int], DeviceStaging] = {}
         self._traffic = None if self._rows.above is None else Traffic(self._rows.above.tiers)
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
-        self._reported = np.zeros(3 * len(configs) + 1, dtype=np.int32)
+        self._reported = np.zeros(3 * len(configs) + 2, dtype=np.int32)
         self._rows.at_work = partial(_at_work, weakref.ref(self))
         self.missing = MissingKeys(self._rows)
 
@@ -118,13 +118,20 @@ class DeviceGroup(Group):
         # One kind of error at a time: the others are for the next call that looks.
         tables = len(self.tables)
         new = wrong.astype(np.int64) - self._reported
-        refusals, skipped = new[:tables], new[tables + 1 : -1 : 2]
-        if new[-1]:
-            self._reported[-1] = wrong[-1]
+        refusals, skipped, (bags, weights) = new[:tables], new[tables + 1 : -2 : 2], new[-2:].tolist()
+        if bags:
+            self._reported[-2] = wrong[-2]
             raise InputError(
                 f"[{self.name}] offsets must begin at 0, must not decrease and must end at the number of values; "
-                f"{new[-1]} bags of an earlier batch did not keep to it. Those without a place among the values were "
+                f"{bags} bags of an earlier batch did not keep to it. Those without a place among the values were "
                 f"read as empty."
+            )
+        if weights:
+            self._reported[-1] = wrong[-1]
+            raise InputError(
+                f"[{self.name}] per-sample weights must be finite; {weights} of an earlier batch were not (one whose "
+                f"feature feeds several tables counts for each). They were read as 0. Mend the weights, or leave the "
+                f"sample out; shoal.debug() refuses the batch itself."
             )
         self._reported[:tables] = wrong[:tables]
         for number in np.nonzero(refusals)[0].tolist():
@@ -142,7 +149,7 @@ class DeviceGroup(Group):
                 f"times may count as often). They have no row and learned nothing. Raise {' or '.join(tiers)} in "
                 f"Table(tiers=), or erase keys that are not needed."
             )
-        self._reported[tables:-1] = wrong[tables:-1]
+        self._reported[tables:-2] = wrong[tables:-2]
         overflowed = [
             f"{count} of {table.config.name!r}"
             for table, count in zip(self.tables, skipped.tolist(), strict=True)
@@ -261,8 +268,9 @@ class DeviceGroup(Group):
                 f"that a feature feeds; got {values.numel()} values for up to {plan.copies} and {size} bags for "
                 f"{len(plan.parts)}. Split it."
             )
+        weights = self._floats(weights)
         if debugging():
-            self._require_finite(weights)
+            self._require_finite(plan.names, offsets, weights)
         if plan.deep and self._streams.is_capturing:
             deep = sorted({part.table for part in plan.parts} & self._rows.deep)
             names = ", ".join(repr(self.tables[number].config.name) for number in deep)
@@ -282,7 +290,7 @@ class DeviceGroup(Group):
             fetched = self._bring(plan, values, offsets, pins, training, staging) if plan.deep else {}
             if training and plan.trained and sizes is not None:
                 self._rows.make_room(sizes.births)
-            looked = self._lookups.run(plan, values, offsets, self._floats(weights), training, keep, out, pins)
+            looked = self._lookups.run(plan, values, offsets, weights, training, keep, out, pins)
             for number, positions in fetched.items():
                 self.below(number).fetched += positions
             if debugging() and training:

@@ -193,7 +193,7 @@ class Lookups:
                 (getattr(v, f"row_blocks{family.family}"), family.count),
                 (
                     rows.anchor, rows.storage.slabs, family.parts, v.offsets, v.weights, v.slots, v.out, v.tickets,
-                    v.shares, v.lacking, count, rows.ledger.bad_bags, v.n, v.batch, plan.columns, layout.weight_stride,
+                    v.shares, v.lacking, count, rows.ledger.bad_batches, v.n, v.batch, plan.columns, layout.weight_stride,
                 ),
                 {**modes, **stored, "BAGS": bags, "IDS": ids},
                 {"num_warps": max(1, min(8, bags * ids * d // 2048)), "enable_fp_fusion": False},
@@ -222,7 +222,7 @@ class Lookups:
                 (getattr(v, f"row_blocks{family.family}"), plan.copies),
                 (
                     rows.anchor, rows.storage.slabs, plan.device_parts, plan.parts_of, v.offsets, v.starts,
-                    v.features_of, v.slots, v.out, v.tickets, v.lacking, count, rows.ledger.bad_bags, v.n, v.batch,
+                    v.features_of, v.slots, v.out, v.tickets, v.lacking, count, rows.ledger.bad_batches, v.n, v.batch,
                     features, layout.weight_stride, family.first, family.first + family.count,
                 ),
                 {"KEEP": keep, **order, **stored, "BLOCK": _rows_together(layout.dim)},

@@ -395,7 +395,7 @@ class DeviceRows:
         are left as they are. `tickets` gets that of items in no bag. Of tables with tiers: the slots below. Where
         `stamped`, keys that are found are.
         """
-        counted = (self.tally[0], self.tally[1], self.ledger.bad_bags) if count else None
+        counted = (self.tally[0], self.tally[1], self.ledger.bad_batches) if count else None
         launches: list[Launch | Fill] = [
             Fill(v.counts, 1 + len(self.storage.families), 0),
             self.index.find(v, tables_of, shape, insert, features_of, counted, stamped, tickets),
@@ -414,7 +414,7 @@ class DeviceRows:
         """The same where tables have tiers, counted. Where `place`, rows come up; where `keep`, they stay where they
         are until the batch's backward. `v` has the variables of TIERING too."""
         above = self._above
-        counted = (self.tally[0], self.tally[3], self.ledger.bad_bags)
+        counted = (self.tally[0], self.tally[3], self.ledger.bad_batches)
         launches: list[Launch | Fill] = [
             Fill(v.counts, 3 + len(self.storage.families), 0),
             above.find(v, tables_of, shape, features_of, counted, place or keep, tickets),

@@ -17,6 +17,7 @@ from shoal import _native
 from shoal.config import Table
 from shoal.errors import ConfigError, DeviceError, ForkError, InputError, OutOfMemoryError
 from shoal.ops.hash_ids import hint_for
+from shoal.ops.update import all_finite
 from shoal.records import Rows
 from shoal.table.below import Below
 from shoal.table.changes import Changes
@@ -244,8 +245,9 @@ class Group(ABC):
         self.device = device
         self.tables: Sequence[GroupTable] = tables
         self.loss_scale: LossScale | None = None
-        # Why nobody may use it any more, where its collection has another group now.
+        # Why it may not be used any more, where its collection has another group now.
         self.retired: str | None = None
+        self.is_known_by_name = False  # by compiled graphs
         # Whether anyone can have changed the optimizers' settings since the tables were made.
         self.settings_may_change = False
         lock = _native.RwLock()
@@ -306,6 +308,14 @@ class Group(ABC):
     def newest_lease(self) -> int | None:
         """The newest live lease, which may hold any row of now."""
         return self._leases.newest
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a backward may follow a forward: a lease lives."""
+        if self._leases.has_ended:
+            with self.writing():
+                pass
+        return any(not batch.applied for batch in self._leases.live())
 
     def _collect_leases(self) -> None:
         self._leases.collect(self._touch)
@@ -482,18 +492,22 @@ class Group(ABC):
                 f"[{self.name}] {len(names)} features must have equally many bags; got {offsets.numel() - 1} bags."
             )
 
-    def _require_finite(self, weights: Tensor | None) -> None:
-        """Refuse per-sample weights with NaN or infinity: what they pool, and every gradient of it, would be none."""
-        # A sum is quicker than a look at each, and not finite where any of them is not.
-        if weights is None or bool(torch.isfinite(weights.detach().sum())):
+    def _require_finite(self, names: Sequence[str], offsets: Tensor, weights: Tensor | None) -> None:
+        """Refuse per-sample weights with NaN or infinity: what they pool, and every gradient of it, would be neither a
+        number nor finite. Those of features that no table has are not looked at. REQUIRES: `weights` are float32."""
+        if weights is None or (all_finite(weights) if weights.is_cpu else bool(torch.isfinite(weights).all())):
             return
-        bad = ~torch.isfinite(weights.detach())
-        if bool(bad.any()):
-            at = int(bad.nonzero()[0])
-            raise InputError(
-                f"[{self.name}] per-sample weights must be finite; got {float(weights[at])} for value {at} of the "
-                f"batch, and {int(bad.sum())} such in all. Mend the weights, or leave the sample out."
-            )
+        used = {name for table in self.tables for name in table.config.feature_names}
+        bags = (offsets.numel() - 1) // max(len(names), 1)
+        is_bad = ~torch.isfinite(weights)
+        for number, name in enumerate(names):
+            begin, end = int(offsets[number * bags]), int(offsets[(number + 1) * bags])
+            if name in used and (found := is_bad[begin:end].nonzero()).numel():
+                at = begin + int(found[0])
+                raise InputError(
+                    f"[{self.name}] per-sample weights must be finite; got {float(weights[at])} for value {at} of the "
+                    f"batch, in {name!r}, and {len(found)} such in it. Mend the weights, or leave the sample out."
+                )
 
     def _require_float(self, dtype: torch.dtype) -> None:
         if dtype not in _FLOATS:

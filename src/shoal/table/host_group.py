@@ -183,8 +183,8 @@ class HostGroup(Group):
         read: Callable[[Batch], tuple[Tensor, list[int]]],
     ) -> tuple[Tensor, Tensor]:
         self._check_tensors(names, values, offsets, weights)
-        self._require_finite(weights)
         values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
+        self._require_finite(names, offsets, weights)
         alone = training or keep
         asked: dict[int, Staged] = {}
         staging: HostStaging | None = None

@@ -25,6 +25,10 @@ class Applied(Protocol):
 Held = TypeVar("Held", bound=Applied)
 
 
+# Of all groups: a graph that is older than a group of the same name has no lease there.
+_numbers = itertools.count(1)
+
+
 class Leases(Generic[Held]):
     """The live leases of one group, numbered as they begin."""
 
@@ -33,11 +37,10 @@ class Leases(Generic[Held]):
         # The core's: what Python does when a tensor goes, an interrupt could keep from being done.
         self._ended = _native.Ended()
         self._noted: list[int] = []  # of these, those that were taken and not dealt with
-        self._numbers = itertools.count(1)
 
     def begin(self, batch: Held) -> Tensor:
         """Keep `batch` for as long as the returned tensor's storage lives."""
-        number = next(self._numbers)
+        number = next(_numbers)
         lease: Tensor = self._ended.hold(number)
         self._live[number] = batch
         return lease

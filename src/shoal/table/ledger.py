@@ -15,18 +15,19 @@ class Ledger:
     """What the kernels count, in one tensor: it comes to the host in one copy.
 
     By table the keys, by family the slots taken; then what went wrong: by table keys refused for want of room,
-    gradients dropped and rows skipped; bad bags. And how many rows of the last update had one item.
+    gradients dropped and rows skipped; bad bags, bad weights. And how many rows of the last update had one item.
     """
 
     def __init__(self, tables: int, families: int, device: torch.device) -> None:
         self.rooms = tables + families
-        self._end = self.rooms + 3 * tables + 1
+        self._end = self.rooms + 3 * tables + 2
         self.device = torch.zeros(self._end + 1, dtype=torch.int32, device=device)
         self.keys = self.device[:tables]
         self.taken = self.device[tables : self.rooms]
         self.refused = self.device[self.rooms : self.rooms + tables]
         self.left_out = self.device[self.rooms + tables : self.rooms + 3 * tables]
-        self.bad_bags = self.device[self.rooms + 3 * tables : self._end]
+        # Bags first, weights after them: kernels have one address.
+        self.bad_batches = self.device[self.rooms + 3 * tables : self._end]
         self.single_rows = self.device[self._end :]
         on_gpu = device.type == "cuda"
         copies = torch.zeros(_COPIES, len(self.device), dtype=torch.int32, pin_memory=on_gpu)

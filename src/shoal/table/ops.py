@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import Library
 
 from shoal.table.group import Group
-from shoal.table.registry import group_named
+from shoal.table.registry import group_named, let_go
 
 _library = Library("shoal", "DEF")
 _library.define(
@@ -36,7 +36,11 @@ def _call(method: str) -> Callable[..., Any]:
     """The operator of a group's method of the same arguments."""
 
     def run(group: str, token: Tensor, *arguments: Any) -> Any:
-        return getattr(group_named(group), method)(*arguments)
+        found = group_named(group)
+        found.is_known_by_name = True
+        result = getattr(found, method)(*arguments)
+        let_go()
+        return result
 
     return run
 

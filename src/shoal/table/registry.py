@@ -5,6 +5,7 @@ import weakref
 from shoal.errors import NotFoundError
 from shoal.table.group import Group
 
+_outliving: list[Group] = []
 _groups: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
 
 
@@ -13,8 +14,24 @@ def register(group: Group) -> None:
     _groups[group.name] = group
 
 
+def outlive(group: Group) -> None:
+    """Keep a group whose collection goes, where compiled graphs wait for a backward: these know it by name only. A
+    later call lets it go, once they had their backward or were dropped."""
+    let_go()
+    if group.is_known_by_name and group.is_awaited:
+        _outliving.append(group)
+
+
+def let_go() -> None:
+    """Keep no group that no backward waits for."""
+    for group in list(_outliving):
+        if not group.is_awaited:
+            _outliving.remove(group)
+
+
 def is_free(name: str) -> bool:
     """Whether no live group has the name."""
+    let_go()
     return name not in _groups
 
 

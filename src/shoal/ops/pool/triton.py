@@ -25,6 +25,14 @@ BLANK = tl.constexpr(6)
 NUMBER = tl.constexpr(7)
 
 
+@triton.jit
+def finite_weights(weights, i, live):
+    """Weights of items, 0 for those that are not finite, and which these are."""
+    given = tl.load(weights + i, mask=live, other=0.0)
+    is_finite = tl.abs(given) < float("inf")  # not given - given == 0, which may be fused with what made `given`
+    return tl.where(is_finite, given, 0.0), (live & (is_finite == 0)).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["n", "batch", "out_stride", "weight_stride"])
 def pool(
     anchor, slabs, parts, offsets, weights, slots, out, tickets, shares, lacking, lacking_count, bad_bags,
@@ -35,7 +43,8 @@ def pool(
     """Sum or mean of the rows of each bag; keys without a row count as zeros, and their bags are listed.
 
     Where KEEP, `tickets` gets what the backward needs of every item and, where SHARED, `shares` its share of the bag's
-    gradient: its weight, divided by the bag's length for a mean. A bag whose offsets make no sense reads as empty.
+    gradient: its weight, divided by the bag's length for a mean. A bag whose offsets make no sense reads as empty, a
+    weight that is not finite as 0; both are counted, the weights behind the bags.
     """
     number = tl.program_id(1)
     part = parts + number * PART_COLUMNS
@@ -64,14 +73,17 @@ def pool(
         i = at[:, None] + tl.arange(0, IDS)[None, :]
         live = i < end[:, None]
         slot = tl.load(items + i, mask=live, other=-1)
+        if WEIGHTED:
+            given, wrong = finite_weights(weights, i, live)
+            if tl.max(tl.max(wrong, axis=1), axis=0) > 0:
+                tl.atomic_add(bad_bags + 1, tl.sum(tl.sum(wrong, axis=1), axis=0), sem="relaxed")
+        else:
+            given = tl.full(i.shape, 1.0, tl.float32)
         if KEEP:
             item = copy * n + i
             tl.store(tickets + item, (ticket[:, None] + i * 0), mask=live)
             if SHARED:
                 share = (divisor[:, None] + i * 0).to(tl.float32)
-                given = tl.full(i.shape, 1.0, tl.float32)
-                if WEIGHTED:
-                    given = tl.load(weights + i, mask=live, other=0.0)
                 tl.store(shares + item, given / share, mask=live)
         has = live & (slot >= 0)
         lacks = tl.maximum(lacks, tl.max((live & (slot < 0)).to(tl.int32), axis=1))
@@ -79,7 +91,7 @@ def pool(
         wanted = has[:, :, None] & (element < DIM)[None, None, :]
         row = tl.load(rows + row_at[:, :, None] + element[None, None, :], mask=wanted, other=0.0).to(tl.float32)
         if WEIGHTED:
-            row = row * tl.load(weights + i, mask=live, other=0.0)[:, :, None]
+            row = row * given[:, :, None]
         total += tl.sum(row, axis=1)
         at += IDS
     total = total / divisor.to(tl.float32)[:, None]
@@ -135,7 +147,7 @@ def pool_lacking(
             )  # fmt: skip
             row = tl.where(has[:, None], row, tl.where(wanted, nearest(born, WEIGHTS).to(tl.float32), 0.0))
             if WEIGHTED:
-                row = row * tl.load(weights + i, mask=live, other=0.0)[:, None]
+                row = row * finite_weights(weights, i, live)[0][:, None]
             total += tl.sum(row, axis=0)
             at += IDS
         if tl.load(part + MEAN) != 0:
