@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch._dynamo import config as dynamo_config
 from torch.utils.checkpoint import checkpoint
 
 import shoal
-from shoal.errors import BackwardError, ConfigError, InputError, NonFiniteError
+from shoal.errors import BackwardError, ConfigError, InputError, ModeWarning, NonFiniteError, OptimizerWarning
 from shoal.table import HostGroup
 
 # Warnings that torch's own compiler gives.
@@ -332,6 +333,7 @@ def test_rows_that_come_and_go_without_a_recompilation():
     assert bags.table("a").keys().tolist() == [2, 3, 5, 6, 7]
 
 
+@pytest.mark.filterwarnings("ignore::shoal.errors.ModeWarning")
 def test_the_operators_pass_torchs_own_checks():
     bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4), shoal.Table("b", 3)])
     sequences = shoal.EmbeddingCollection([shoal.Table("a", 4, pooling="none"), shoal.Table("b", 3, pooling="none")])
@@ -351,6 +353,8 @@ def test_the_operators_pass_torchs_own_checks():
 # ---- graphs and their tables
 
 
+CONFIG = {"name": "item", "embedding_dim": 4, "num_embeddings": 10, "feature_names": ["a", "b"]}
+CONFIG |= {"pooling": SimpleNamespace(value="SUM")}
 TWO = {"a": [[1, 2], [3], []], "b": [[], [5, 5], [1]]}
 
 
@@ -409,3 +413,30 @@ def test_a_stale_compiled_graph_trains_no_other_tables():
     with pytest.raises(BackwardError, match="Run the forward again"):
         loss.backward()
     assert torch.equal(second.table("item").lookup([1, 2, 3]), before)
+
+
+# ---- warnings
+
+
+def test_births_without_gradients_are_warned_of():
+    collection = pooling()
+    compiled = torch.compile(collection, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        with pytest.warns(ModeWarning, match=r"bags.eval\(\)") as told:
+            compiled(kjt(TWO))
+        compiled(kjt({"a": [[7]], "b": [[8]]}))
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def test_a_scaler_that_the_tables_do_not_know_is_warned_of():
+    scaler = torch.amp.GradScaler("cpu")
+    loss = scaler.scale(compiled_loss(pooling()))
+    with pytest.warns(OptimizerWarning, match="GradScaler"):
+        loss.backward()
+
+
+def test_an_optimizer_that_was_not_named_is_warned_of():
+    collection = shoal.EmbeddingBagCollection([SimpleNamespace(**CONFIG)])
+    with pytest.warns(OptimizerWarning, match="no optimizer was named"):
+        compiled_loss(collection)

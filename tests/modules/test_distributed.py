@@ -30,9 +30,22 @@ class Model(nn.Module):
         return self.dense(self.bags(batch).values()).sum() + self.sequences(only)["a"].values().sum()
 
 
+def warnings_of(bags):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            bags(random_kjt(["a"]))
+    return [warning.filename for warning in told if warning.category is RanksWarning]
+
+
 def run(rank, init_file):
+    early = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
+    assert warnings_of(early) == []
     dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=RANKS)
     torch.set_num_threads(1)
+    assert warnings_of(early) == [__file__]
+    assert warnings_of(shoal.EmbeddingBagCollection([shoal.Table("a", 4, optimizer=None)])) == []
+    assert warnings_of(shoal.EmbeddingBagCollection([shoal.Table("a", 4)]).eval()) == []
     train(rank, find_unused=False)
     train(rank, find_unused=True)
     dist.barrier()  # gloo aborts a rank whose peer leaves early

@@ -99,12 +99,13 @@ def test_evaluations_without_no_grad_are_not_fine_tuning():
         collection.eval()
         collection(kjt(BATCH))
         fine_tune(collection.train(), dense, 3)
-    collection.eval()(kjt(BATCH))
-    collection(kjt(BATCH))
-    adam = torch.optim.SGD(other.parameters(), 0.1)  # another model is trained afterwards
+    adam = torch.optim.SGD(other.parameters(), 0.1)  # another model is trained after each evaluation
     for _ in range(5):
-        other(torch.ones(1, 1)).sum().backward()
-        adam.step()
+        collection.eval()(kjt(BATCH))
+        collection(kjt(BATCH))
+        for _ in range(2):
+            other(torch.ones(1, 1)).sum().backward()
+            adam.step()
 
 
 def test_frozen_rows_under_no_grad_are_not_warned_of():
@@ -138,7 +139,7 @@ def test_a_scaler_that_the_tables_do_not_know_is_warned_of_before_rows_change(ma
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", OptimizerWarning)
-        with pytest.raises(OptimizerWarning, match=r"by 65536, .*bags.scaler = scaler"):
+        with pytest.raises(OptimizerWarning, match=r"65536, .*bags.scaler = scaler"):
             backward(scaler)
     after = collection.state_dict()
     assert all(torch.equal(value, before[name]) for name, value in after.items() if not name.endswith("score"))
@@ -147,6 +148,26 @@ def test_a_scaler_that_the_tables_do_not_know_is_warned_of_before_rows_change(ma
     other.scaler = scaler
     collection = other
     backward(scaler)
+
+
+def test_a_scaler_of_another_loss_is_not_warned_of():
+    collection, scaler, other = bags(), torch.amp.GradScaler("cpu"), torch.nn.Linear(1, 1)
+    for _ in range(100):
+        scaler.scale(other(torch.ones(1, 1)).sum()).backward()
+        out = collection(kjt(BATCH)).values()
+        (out.sum() + out.square().mean()).backward()
+
+
+def test_a_sum_of_scaled_losses_is_scaled():
+    collection, scaler = bags(), torch.amp.GradScaler("cpu")
+    out = collection(kjt(BATCH)).values()
+    with pytest.warns(OptimizerWarning, match="GradScaler"):
+        (scaler.scale(out.sum()) + scaler.scale(out.mean())).backward()
+
+
+def test_a_scale_of_one_is_not_warned_of():
+    collection, scaler = bags(), torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(collection(kjt(BATCH)).values().sum()).backward()
 
 
 def test_a_scaler_that_scales_nothing_is_not_warned_of():
@@ -227,6 +248,26 @@ def test_features_that_no_table_has_are_ignored(make):
         for part in parts:
             sum((tensor**2).sum() for tensor in part).backward()
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_of_ignored_features_may_be_anything(bad):
+    collection = bags()
+    batch = shoal.KeyedJaggedTensor(
+        ["x", "a", "b"], torch.tensor([9, 1, 2]), torch.tensor([bad, 1.0, 1.0]), lengths=torch.tensor([1, 1, 1])
+    )
+    collection(batch).values().sum().backward()
+    assert collection.table("item").keys().tolist() == [1, 2]
+    assert collection.table("item").stats().step == 1
+
+
+def test_weights_of_float64_are_finite_as_float32():
+    collection = bags()
+    weights = torch.tensor([1.0, 1e39, 1.0], dtype=torch.float64)
+    batch = shoal.KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), weights, lengths=torch.tensor([2, 1]))
+    with pytest.raises(InputError, match="got inf for value 1"):
+        collection(batch)
+    assert len(collection.table("item")) == 0
 
 
 def test_weights_of_ignored_features_get_no_gradient():

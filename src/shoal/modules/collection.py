@@ -132,6 +132,7 @@ class Collection(nn.Module):
         self._optimizer = TableOptimizer(self._group) if changeable else None
         self._scaler: torch.amp.GradScaler | None = None
         self._habits = Habits(type(self).__name__, self.name, self._group, self._without_optimizer)
+        self._group.habits = self._habits
 
     def _make_anew(
         self, configs: Sequence[Table], device: torch.device, without_optimizer: tuple[str, ...] | None = None
@@ -309,7 +310,7 @@ class Collection(nn.Module):
             self._require_known(names)
         if torch.compiler.is_compiling():
             return Lookup(self._group.name, names, training, self._output_dtype)
-        self._habits.before_lookup(training)
+        self._habits.before_lookup(training, torch.is_grad_enabled())
         counts = None
         if self.device.type != "cpu":
             counts = getattr(features, "length_per_key_or_none", lambda: None)()

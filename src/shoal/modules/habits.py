@@ -9,16 +9,20 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shoal.errors import ModeWarning, OptimizerWarning, RanksWarning
-from shoal.modules.scaling import scaler_in_use
+from shoal.modules.scaling import scaler_of_backward
 from shoal.modules.warned import warn
 from shoal.table import Group
 
-# Steps of a torch optimizer, each after lookups in eval() alone, that are fine-tuning: one may belong to another model.
+# Steps of an optimizer, one after the other and each with a lookup in eval() before it, that are fine-tuning: after one
+# evaluation another model may be trained.
 _STEPS_OF_FINE_TUNING = 2
+# Backwards beside a GradScaler that did not scale them, after which this loop is taken to have none.
+_UNSCALED_BACKWARDS = 64
 
 
 class Habits:
-    """What one collection's loop was warned of. The collection tells of its lookups and backwards.
+    """What one collection's loop was warned of. Lookups and backwards are told here, those of compiled programs by the
+    group's ops.
 
     kind: the collection's class. without_optimizer: names of the tables whose optimizer the user did not name.
     """
@@ -26,52 +30,63 @@ class Habits:
     def __init__(self, kind: str, name: str, group: Group, without_optimizer: Sequence[str]) -> None:
         self._kind = kind
         self._name = name
-        self._group = group
+        self._group = weakref.ref(group)
         self._without_optimizer = tuple(without_optimizer)
         self._trains = any(
             table.config.optimizer is not None and any(feature.mode != "read" for feature in table.config.features)
             for table in group.tables
         )
-        self._has_looked_up = False  # in train()
+        self._ranks: Any = None  # the process group that was looked at
         self._may_bear_unseen = True
         self._lookups_without_gradients = 0
-        self._may_freeze_unseen = True
+        self._rows_then: int | None = None
+        self._may_freeze_unseen = self._trains
+        self._is_frozen_lookup = False  # the last one, since the last step
         self._steps_while_frozen = 0
-        self._may_scale_unseen = self._trains
+        self._stepper: int | None = None
+        self._backwards_to_look_at = _UNSCALED_BACKWARDS if self._trains else 0
 
     # ---- lookups
 
-    def before_lookup(self, training: bool) -> None:
-        """Before every lookup that no compiler traces."""
+    def before_lookup(self, training: bool, with_gradients: bool) -> None:
+        """Before every lookup. with_gradients: whether a backward may follow, or could in train()."""
         if not training:
-            if self._may_freeze_unseen and self._trains and torch.is_grad_enabled():
+            if with_gradients and self._may_freeze_unseen:
+                self._is_frozen_lookup = True
                 _await_step(self)
             return
-        if self._steps_while_frozen or id(self) in _awaiting:
-            self._steps_while_frozen = 0
-            _awaiting.pop(id(self), None)
-        if not self._has_looked_up:
-            self._has_looked_up = True
+        if self._steps_while_frozen or self._is_frozen_lookup:
+            self._forget_steps()
+        if not with_gradients:
+            return
+        self._rows_then = None
+        if torch.distributed.is_available() and torch.distributed.group.WORLD is not self._ranks:
+            self._ranks = torch.distributed.group.WORLD
             self._warn_of_ranks()
-        if self._without_optimizer and torch.is_grad_enabled():
+        if self._without_optimizer:
             without, self._without_optimizer = self._without_optimizer, ()
             self._warn_of_optimizer(without)
 
-    def rows_before(self, training: bool) -> int | None:
+    def rows_before(self, training: bool, with_gradients: bool) -> int | None:
         """How many rows there are before a training lookup without gradients; None where its births need no warning."""
-        if not training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not self._may_bear_unseen:
+        if not training or with_gradients or not self._may_bear_unseen or torch.compiler.is_compiling():
             return None
         self._lookups_without_gradients += 1
-        if self._group.device.type == "cuda":
+        group = self._group()
+        if group is not None and group.device.type == "cuda":
             # Counting waits for the device: the first lookup does, the second, the fourth, and so on.
             count = self._lookups_without_gradients
             if count & (count - 1) or torch.cuda.is_current_stream_capturing():
                 return None
-        return self._rows()
+        # Those that were born since the last look, too.
+        return self._rows() if self._rows_then is None else self._rows_then
 
     def after_lookup(self, before: int | None) -> None:
         """Warn where rows were born in a lookup that no backward can follow. before: what `rows_before` returned."""
-        if before is None or self._rows() <= before or _is_checkpointed():
+        if before is None:
+            return
+        self._rows_then = self._rows()
+        if self._rows_then <= before or _is_checkpointed():
             return
         self._may_bear_unseen = False
         warn(
@@ -82,64 +97,84 @@ class Habits:
         )
 
     def _rows(self) -> int:
-        with self._group.reading():
-            return sum(len(table) for table in self._group.tables)
+        group = self._group()
+        if group is None:
+            return 0
+        with group.reading():
+            return sum(len(table) for table in group.tables)
 
     def _warn_of_ranks(self) -> None:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            warn(
-                RanksWarning,
-                f"[{self._name}] trains on one of {distributed.get_world_size()} ranks: each rank has tables of its "
-                f"own, which are neither sharded nor synchronised, and come to differ. Train tables in one process.",
-            )
+        if not self._trains or self._ranks is None or torch.distributed.get_world_size() == 1:
+            return
+        warn(
+            RanksWarning,
+            f"[{self._name}] trains on one of {torch.distributed.get_world_size()} ranks: each rank has tables of its "
+            f"own, which are neither sharded nor synchronised, and come to differ. Train tables in one process.",
+        )
 
     def _warn_of_optimizer(self, names: Sequence[str]) -> None:
-        tables = ", ".join(map(repr, names))
-        used = [table.config.optimizer for table in self._group.tables if table.config.name in names]
+        group = self._group()
+        tables = [] if group is None else group.tables
+        used = [table.config.optimizer for table in tables if table.config.name in names]
         shown = dict.fromkeys(f"{type(one).__name__}(lr={one.hyper().get('lr')})" for one in used if one is not None)
         warn(
             OptimizerWarning,
-            f"[{self._name}] no optimizer was named for the TorchRec configs {tables}; their rows are trained with "
-            f"{', '.join(shown)}. Name one: optimizer= of the collection, table_of(config, optimizer=...) or "
-            f"apply_optimizer_in_backward of shoal.interop.torchrec. TorchRec's own function walks parameters(), where "
-            f"rows are not.",
+            f"[{self._name}] no optimizer was named for the TorchRec configs {', '.join(map(repr, names))}; their rows "
+            f"are trained with {', '.join(shown)}. Name one: optimizer= of the collection, table_of(config, "
+            f"optimizer=...) or apply_optimizer_in_backward of shoal.interop.torchrec. TorchRec's own function walks "
+            f"parameters(), where rows are not.",
         )
 
-    # ---- steps and backwards
+    # ---- steps of torch's optimizers
 
-    def after_step(self) -> None:
-        """After a step of any torch optimizer that follows a lookup in eval() with gradients on."""
+    def after_step(self, stepper: int) -> bool:
+        """After a step of an optimizer, known by its id. Whether to tell of the next one."""
+        if self._stepper is None:
+            self._stepper = stepper
+        if self._stepper != stepper:
+            return True
+        if not self._is_frozen_lookup:
+            self._forget_steps()
+            return False
+        self._is_frozen_lookup = False
         self._steps_while_frozen += 1
-        if self._steps_while_frozen < _STEPS_OF_FINE_TUNING or not self._may_freeze_unseen:
-            return
+        if self._steps_while_frozen < _STEPS_OF_FINE_TUNING:
+            return True
         self._may_freeze_unseen = False
+        self._forget_steps()
         warn(
             ModeWarning,
             f"[{self._name}] an optimizer makes steps after lookups in eval(), where rows stay as they are. Call "
             f"bags.train() to train them too. If they are to stay, use {self._kind}.lookup(), or look up under "
             f"torch.no_grad(): their output needs no gradient.",
         )
+        return False
+
+    def _forget_steps(self) -> None:
+        self._steps_while_frozen, self._is_frozen_lookup, self._stepper = 0, False, None
+
+    # ---- backwards
 
     def before_backward(self) -> None:
         """Before the update of a backward, while all rows are as they were."""
-        if not self._may_scale_unseen or self._group.loss_scale is not None:
+        group = self._group()
+        if not self._backwards_to_look_at or group is None or group.loss_scale is not None:
             return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return
-        scaler = scaler_in_use()
+        beside, scaler = scaler_of_backward()
+        if beside:
+            self._backwards_to_look_at -= 1
         if scaler is None:
             return
-        self._may_scale_unseen = False
+        self._backwards_to_look_at = 0
         warn(
             OptimizerWarning,
-            f"[{self._name}] a GradScaler scales losses by {scaler.get_scale():g}, and `scaler` of the collection is "
-            f"not set. If this loss is one of them, rows take steps that are too large by that. Set bags.scaler = "
-            f"scaler before the first backward.",
+            f"[{self._name}] the loss of this backward was scaled, as it seems by a GradScaler, whose scale is "
+            f"{scaler.get_scale():g}, and `scaler` of the collection is not set: rows take steps that are too large by "
+            f"that. Set bags.scaler = scaler before the first backward.",
         )
 
 
-# Of collections that looked up in eval() with gradients on, since the last step of an optimizer.
+# Of collections that looked up in eval() with gradients on.
 _awaiting: dict[int, "weakref.ref[Habits]"] = {}
 _is_hooked = False
 
@@ -157,10 +192,9 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not _awaiting or torch.compiler.is_compiling():
         return
     for key, awaited in list(_awaiting.items()):  # a copy, made at once: other threads look up
-        _awaiting.pop(key, None)
         habits = awaited()
-        if habits is not None:
-            habits.after_step()
+        if habits is None or not habits.after_step(id(optimizer)):
+            _awaiting.pop(key, None)
 
 
 def _is_checkpointed() -> bool:

@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,29 +15,61 @@ class _Scalers:
     """The GradScalers of this process. Looking for them takes 10 ms and more, so it waits until there may be others."""
 
     def __init__(self) -> None:
+        self._classes: list[type[GradScaler]] = [GradScaler]
         self._known: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._seen = (0, 0)
 
-    def in_use(self) -> GradScaler | None:
-        classes = [GradScaler]
+    def in_use(self) -> list[GradScaler]:
+        """Those that have scaled a loss."""
+        # An instance refers to its class, and a class to its base: as long as the count stays, there is no new one.
+        if self._seen != (sum(map(sys.getrefcount, self._classes)), len(self._known)):
+            self._look()
+        return [one for one in list(self._known) if one.is_enabled() and one._scale is not None]
+
+    def _look(self) -> None:
+        classes: list[type[GradScaler]] = [GradScaler]
         for one in classes:
             classes += one.__subclasses__()
-        # An instance refers to its class: as long as the count stays, there is no new one.
-        references = sum(map(sys.getrefcount, classes))
-        if self._seen != (references, len(self._known)):
-            found = [one for one in gc.get_referrers(*classes) if type(one) in classes]
-            self._known = weakref.WeakSet(found)
-            self._seen = (references, len(found))
-            del found
-        return next((one for one in list(self._known) if one.is_enabled() and one._scale is not None), None)
+        found = [one for one in gc.get_referrers(*classes) if type(one) in classes]
+        self._classes, self._known = classes, weakref.WeakSet(found)
+        del one
+        self._seen = (sum(map(sys.getrefcount, classes)), len(found))
 
 
 _scalers = _Scalers()
+# Whose argument the roots of a backward are; other releases of torch may have another, and then they are not known.
+_engine = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+_SUMS = ("AddBackward", "SumBackward", "StackBackward", "CatBackward", "UnsqueezeBackward", "ToCopyBackward")
 
 
-def scaler_in_use() -> GradScaler | None:
-    """A GradScaler of this process that has scaled a loss, if there is one."""
-    return _scalers.in_use()
+def scaler_of_backward() -> tuple[bool, GradScaler | None]:
+    """Whether a GradScaler of this process has scaled a loss, and one that can have scaled the loss of the backward that
+    runs: it was multiplied by something that has no gradient. To be asked in a backward."""
+    scalers = _scalers.in_use()
+    if not scalers:
+        return False, None
+    scaled = any(_is_product(root.grad_fn) for root in _roots())
+    return True, scalers[0] if scaled and scalers[0].get_scale() != 1.0 else None
+
+
+def _roots() -> tuple[Tensor, ...]:
+    """What `backward` was called on. On a device, backwards run in a thread of autograd's, and their caller waits."""
+    for frame in (sys._getframe(1), *sys._current_frames().values()):
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is _engine:
+                return tuple(at.f_locals.get("t_outputs", ()))
+            at = at.f_back
+    return ()
+
+
+def _is_product(node: Any, depth: int = 4) -> bool:
+    if node is None or depth == 0:
+        return False
+    parents = [parent for parent, _ in node.next_functions]
+    if node.name().startswith("MulBackward"):
+        return None in parents
+    return node.name().startswith(_SUMS) and any(_is_product(parent, depth - 1) for parent in parents)
 
 
 class ScaledLoss:

@@ -5,7 +5,8 @@ import warnings
 
 from shoal.errors import ShoalWarning
 
-_PASSED = ("shoal", "torch", "torchrec")
+# Code that torch generates has no name.
+_PASSED = ("shoal", "torch", "torchrec", "")
 
 
 def warn(category: type[ShoalWarning], text: str) -> None:

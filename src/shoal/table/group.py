@@ -236,6 +236,18 @@ class GroupTable(Protocol):
         """Rows, bytes and counts as they are now."""
 
 
+class Habits(Protocol):
+    """What is told of lookups and backwards, as they begin: `shoal.modules.habits` warns."""
+
+    def before_lookup(self, training: bool, with_gradients: bool) -> None: ...
+
+    def rows_before(self, training: bool, with_gradients: bool) -> int | None: ...
+
+    def after_lookup(self, before: int | None) -> None: ...
+
+    def before_backward(self) -> None: ...
+
+
 class Group(ABC):
     """Tables that are looked up and updated together. Training is one writer; eval lookups may come from any thread."""
 
@@ -248,6 +260,7 @@ class Group(ABC):
         # Why it may not be used any more, where its collection has another group now.
         self.retired: str | None = None
         self.is_known_by_name = False  # by compiled graphs
+        self.habits: Habits | None = None
         # Whether anyone can have changed the optimizers' settings since the tables were made.
         self.settings_may_change = False
         lock = _native.RwLock()

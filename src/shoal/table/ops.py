@@ -32,17 +32,32 @@ _library.define(
 )
 
 
-def _call(method: str) -> Callable[..., Any]:
-    """The operator of a group's method of the same arguments."""
+def _looking_up(method: str, training_at: int) -> Callable[..., Any]:
+    """The operator of a group's lookup of the same arguments; `training` and `keep` are at these places of them."""
 
     def run(group: str, token: Tensor, *arguments: Any) -> Any:
         found = group_named(group)
         found.is_known_by_name = True
+        training, keep = arguments[training_at : training_at + 2]
+        before = None
+        if found.habits is not None and training:
+            found.habits.before_lookup(training, keep)
+            before = found.habits.rows_before(training, keep)
         result = getattr(found, method)(*arguments)
-        let_go()
+        if before is not None and found.habits is not None:
+            found.habits.after_lookup(before)
         return result
 
     return run
+
+
+def _updating(group: str, token: Tensor, *arguments: Any) -> Tensor:
+    found = group_named(group)
+    if found.habits is not None:
+        found.habits.before_backward()
+    result = found.update(*arguments)
+    let_go()
+    return result
 
 
 def _lookup_shapes(
@@ -91,9 +106,13 @@ def _update_shapes(
     return values.new_empty((values.shape[0] if weight_gradient else 0,), dtype=torch.float32)
 
 
-for _name, _shapes in (("lookup", _lookup_shapes), ("lookup_each", _lookup_each_shapes), ("update", _update_shapes)):
+for _name, _run, _shapes in (
+    ("lookup", _looking_up("lookup", 5), _lookup_shapes),
+    ("lookup_each", _looking_up("lookup_each", 5), _lookup_each_shapes),
+    ("update", _updating, _update_shapes),
+):
     # For tensors of every device: the group knows what to say about those that are not where its rows are.
-    _library.impl(_name, _call(_name), "CompositeExplicitAutograd")
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"shoal::{_name}", _shapes, lib=_library)
 
 
