@@ -9,7 +9,7 @@ from batches import kjt, train_step
 from torch import nn
 
 import shoal
-from shoal.errors import ConfigError, OptimizerWarning, StateDictError, StateWarning
+from shoal.errors import ConfigError, OptimizerWarning, StateDictError, StateWarning, StorageError
 from shoal.interop.torchrec import apply_optimizer_in_backward, load_optimizer_state, optimizer_of, table_of
 
 BATCH = {"a": [[1, 2], [3]]}
@@ -285,3 +285,44 @@ def test_adam_wants_the_number_of_its_steps():
     loaded(made, torch.randn(5, 4))
     with pytest.raises(StateDictError, match="wanted the number of steps"):
         load_optimizer_state(made, {"t.weight": {"exp_avg": torch.zeros(5, 4), "exp_avg_sq": torch.zeros(5, 4)}})
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_an_optimizer_is_applied_to_tables_with_a_disk_whose_handles_are_alive(tmp_path, on_meta):
+    tables = [shoal.Table("t", 4, tiers=[shoal.Dram("1MiB"), shoal.Ssd(tmp_path, "64MiB")])]
+    made = shoal.EmbeddingBagCollection(tables, name="on disk", device="meta" if on_meta else None)
+    if on_meta:
+        made.to_empty(device="cpu")
+    handle = made.table("t")
+    apply_optimizer_in_backward(torch.optim.Adam, made, {"lr": 0.1})
+    train_step(made, kjt({"t": [[1, 2]]}))
+    assert made.table("t").keys().tolist() == [1, 2]
+    assert set(made.table("t").state([1])) >= {"exp_avg", "exp_avg_sq"}
+    with pytest.raises(ConfigError, match="made anew"):
+        len(handle)
+
+
+def test_a_collection_whose_tables_cannot_be_made_anew_says_so(tmp_path, monkeypatch):
+    tables = [shoal.Table("t", 4, tiers=[shoal.Dram("1MiB"), shoal.Ssd(tmp_path, "64MiB")])]
+    made = shoal.EmbeddingBagCollection(tables, name="no disk")
+
+    def fail(*given):
+        raise StorageError("[t] no disk.")
+
+    monkeypatch.setattr("shoal.modules.collection.open_group", fail)
+    with pytest.raises(StorageError, match="no disk"):
+        apply_optimizer_in_backward(torch.optim.Adam, made, {"lr": 0.1})
+    with pytest.raises(ConfigError, match="made anew"):
+        made(kjt({"t": [[1, 2]]}))
+
+
+def test_a_frozen_table_stays_frozen():
+    frozen, other = shoal.Table("t", 4, optimizer=None), shoal.Table("u", 4)
+    made = shoal.EmbeddingBagCollection([frozen, other])
+    apply_optimizer_in_backward(RowWiseAdagrad, made, {"lr": 0.1})
+    assert [config.optimizer for config in made.embedding_bag_configs()] == [
+        None,
+        shoal.RowwiseAdagrad(0.1, eps=1e-10),
+    ]
+    with pytest.raises(ConfigError, match="wanted a table that trains"):
+        apply_optimizer_in_backward(RowWiseAdagrad, shoal.EmbeddingBagCollection([frozen]), {"lr": 0.1})

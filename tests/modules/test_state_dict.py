@@ -198,6 +198,28 @@ def test_a_model_names_what_its_collections_lack():
     assert unexpected == ["bags.embedding_bags.item.size"]
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("other", ["score", "step", "state.sum"])
+def test_weights_and_state_without_keys_are_refused(strict, other):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("item", 4)])
+    train_step(bags, kjt({"item": [[1, 2]]}))
+    state = {name: bags.state_dict()[f"embedding_bags.item.{name}"] for name in ("weight", other)}
+    before = bags.state_dict()
+    for module, prefix in ((bags, ""), (nn.ModuleDict({"bags": bags}), "bags.")):
+        given = {f"{prefix}embedding_bags.item.{name}": value for name, value in state.items()}
+        with pytest.raises(StateDictError, match="weight"):
+            module.load_state_dict(given, strict=strict)
+    assert all(torch.equal(value, before[name]) for name, value in bags.state_dict().items())
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(3, 4, device="meta"), torch.zeros(3, 4).to_sparse()])
+def test_weights_without_data_are_refused(weight):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("item", 4)])
+    with pytest.raises(StateDictError, match="dense tensor with data"):
+        bags.load_state_dict({"embedding_bags.item.weight": weight})
+    assert len(bags.table("item")) == 0
+
+
 def spoiled(state, name, change):
     state = dict(state)
     state[f"embedding_bags.{name}"] = change(state[f"embedding_bags.{name}"].clone())

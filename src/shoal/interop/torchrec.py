@@ -156,14 +156,17 @@ def apply_optimizer_in_backward(
         `bags.parameters()`: rows are not parameters, so these are none.
     optimizer_kwargs: its settings.
 
-    Call it before the first row is born and before `bags.optimizer` is asked for: an optimizer decides what rows hold.
+    A `Table(optimizer=None)` does not train, and stays as it is. Call it before the first row is born and before `bags.optimizer` is asked for: an optimizer decides what rows hold.
     """
     optimizer = optimizer_of(optimizer_class, optimizer_kwargs)
     collections = _collections(params)
     for collection in collections:
         _require_new(collection)
     for collection in collections:
-        configs = [replace(config, optimizer=optimizer) for config in collection._configs]
+        configs = [
+            config if config.optimizer is None else replace(config, optimizer=optimizer)
+            for config in collection._configs
+        ]
         collection._make_anew(configs, collection._device, without_optimizer=())
 
 
@@ -194,6 +197,11 @@ def _collections(params: Any) -> list[Collection]:
 
 def _require_new(collection: Collection) -> None:
     group = collection._group
+    if all(config.optimizer is None for config in collection._configs):
+        raise ConfigError(
+            f"[{collection.name}] apply_optimizer_in_backward: wanted a table that trains; got optimizer=None for all. "
+            f"Leave it out where the collection is made."
+        )
     with group.reading():
         rows = {table.config.name: len(table) for table in group.tables}
         stepped = any(table.step for table in group.tables)

@@ -121,8 +121,9 @@ class Collection(nn.Module):
         self._make_group(seed % 2**64)
 
     def _make_group(self, seed: int) -> None:
-        self._group = open_group(f"{self.name}/0", self._configs, seed, self._device)
-        registry.register(self._group)
+        group = open_group(f"{self.name}/0", self._configs, seed, self._device)
+        self._group = group  # the one before stays where this one does not open
+        registry.register(group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
             self._update_token = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -143,8 +144,7 @@ class Collection(nn.Module):
         on.
         """
         before, old, scaler = (self._configs, self._device, self._without_optimizer), self._group, self._scaler
-        old.retired = f"[{self.name}] these tables were made anew since. Call table() again."
-        del self._group, self._optimizer, self._habits  # the files of a tier are one group's
+        old.retire(f"[{self.name}] these tables were made anew since. Call table() again.")
         self._configs, self._device = tuple(configs), device
         if without_optimizer is not None:
             self._without_optimizer = without_optimizer
@@ -212,7 +212,9 @@ class Collection(nn.Module):
     def _as_given(self) -> list[Any]:
         """TorchRec's configs, which its models read again, and Tables that know the number of their rows."""
         return [
-            config.counted_by(partial(_rows_of, weakref.ref(self._group), number)) if isinstance(given, Table) else given
+            config.counted_by(partial(_rows_of, weakref.ref(self._group), number))
+            if isinstance(given, Table)
+            else given
             for number, (given, config) in enumerate(zip(self._given, self._configs, strict=True))
         ]
 

@@ -65,7 +65,6 @@ class TableOptimizer(torch.optim.Optimizer):
 
     # Schedulers warn where no `step` came before theirs, but the backward pass is ours.
     _opt_called = True
-    _is_whole = False  # until every table has its group
 
     def __init__(self, group: Group) -> None:
         self._tables = [table for table in group.tables if table.optimizer_hyper]
@@ -81,7 +80,6 @@ class TableOptimizer(torch.optim.Optimizer):
         # Some schedulers ask the defaults whether there are betas or a momentum to change.
         shared = set.intersection(*(set(table.optimizer_hyper) for table in self._tables))
         super().__init__(groups, {name: groups[0][name] for name in shared})
-        self._is_whole = True
         self._share()
 
     def _share(self) -> None:
@@ -91,7 +89,7 @@ class TableOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the groups are the tables, and rows are updated in the backward pass."""
-        if self._is_whole:
+        if len(self.param_groups) == len(self._tables):
             raise ConfigError(
                 "[bags.optimizer] wanted no other param group: it has one for each table, and its step() updates "
                 "nothing. Give parameters to an optimizer of their own."

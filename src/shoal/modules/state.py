@@ -65,14 +65,14 @@ def save_content(content: TableContent, prefix: str, destination: dict[str, Any]
 
 
 def load_content(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> TableContent | None:
-    """A table's content, or None without its keys and weights; what else is missing is as at birth.
+    """A table's content, or None without weights; state that is missing is as at birth.
 
     Raises StateDictError for what is wrong.
     """
     entries = _Entries(prefix, state_dict)
     if is_weight_alone(config, prefix, state_dict):
         keys = torch.arange(entries.rows(), dtype=torch.int64, device="cpu")
-    elif prefix + "weight_id" not in state_dict or prefix + "weight" not in state_dict:
+    elif prefix + "weight" not in state_dict:
         return None
     else:
         keys = entries.keys()
@@ -117,6 +117,8 @@ class _Entries:
         self._state_dict = state_dict
 
     def keys(self) -> Tensor:
+        if self._prefix + "weight_id" not in self._state_dict:
+            raise self._wrong("weight_id", "must be there, as state is beside the weights", "weights without keys")
         keys = self._tensor("weight_id", torch.int64)
         if keys.dim() not in (1, 2) or keys.shape[1:] not in ((), (1,)):
             raise self._wrong("weight_id", "must be [n, 1] or [n]", f"{tuple(keys.shape)}")
@@ -157,6 +159,9 @@ class _Entries:
         if given is None:
             kind = type(self._state_dict[self._prefix + name]).__name__
             raise self._wrong(name, "must be a tensor", f"{kind}; one that is cut into shards is gathered first")
+        if given.is_meta or given.layout != torch.strided:
+            kind = "one on meta, which holds none" if given.is_meta else f"one of the layout {given.layout}"
+            raise self._wrong(name, "must be a dense tensor with data", kind)
         return given
 
     def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:

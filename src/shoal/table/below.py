@@ -171,7 +171,7 @@ class Below:
                         f"time it is called."
                     )
             _living.add(self)
-        weakref.finalize(self, _close, self.storage, os.getpid())
+        self._close = weakref.finalize(self, _close, self.storage, os.getpid())
         # Rows that were read ahead, and whoever waits for a write to be done before it may erase.
         self._staged: dict[int, Staged] = {}
         self.writing = threading.Lock()
@@ -179,6 +179,12 @@ class Below:
         self._budget = tier.bytes if isinstance(tier, Ssd) else None
         self._asked = self._found = self._written = self._reads = self._writes = self._failures = 0
         self._read_seconds = self._write_seconds = 0.0
+
+    def close(self) -> None:
+        """Close the storage before its table goes. It is not used afterwards."""
+        with _registering:
+            _living.discard(self)
+        self._close()
 
     def read(self, keys: Tensor) -> Answer:
         """The rows of keys, all different."""

@@ -273,6 +273,14 @@ class Group(ABC):
         self.readers = Readers(_READERS)
         self._process, self._forks = os.getpid(), _forks
 
+    def retire(self, why: str) -> None:
+        """Refuse all calls from here on, with this text, and close the storages, so that another group may open them."""
+        with self.writing():
+            self.retired = why
+            for table in self.tables:
+                if table.lowest is not None:
+                    table.lowest.close()
+
     def number_of(self, table: str) -> int | None:
         """The number of the table of that name."""
         return next((n for n, held in enumerate(self.tables) if held.config.name == table), None)

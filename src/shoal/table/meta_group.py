@@ -22,6 +22,9 @@ class MetaGroup(HostGroup):
         super().__init__(name, [replace(config, tiers=None) for config in configs], seed)
         self.device = torch.device("meta")
 
+    def retire(self, why: str) -> None:
+        self.retired = why
+
     def _held_alone(self, entered: Callable[[], None]) -> _native.Held:
         raise self._refused()
 
