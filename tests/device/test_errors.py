@@ -140,6 +140,53 @@ def test_bags_whose_offsets_make_no_sense_read_as_empty(offsets, training):
     bags.check()
 
 
+# ---- per-sample weights
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_weights_that_are_not_finite_read_as_0_and_are_an_error(pooling, training):
+    tables = [Table("a", 4, pooling=pooling, optimizer=shoal.SGD(lr=1.0)), Table("b", 3)]
+    bags, other = on_device(*tables).train(training), on_device(*tables).train(training)
+    given = [1.0, float("nan"), 2.0, float("inf"), -float("inf"), 0.5]
+    batch = {"a": [[1, 2], [3]], "b": [[4, 5], [6]]}
+
+    def looked_up(bags, weights):
+        made = kjt(batch, weights=1.0)
+        made = shoal.KeyedJaggedTensor(made.keys(), made.values(), torch.tensor(weights), lengths=made.lengths())
+        out = bags(made.to(DEVICE)).values()
+        if training:
+            out.sum().backward()
+        return out.detach().cpu()
+
+    wanted = looked_up(other, [one if abs(one) < float("inf") else 0.0 for one in given])
+    got = looked_up(bags, given)
+    assert torch.equal(got, wanted)
+    with pytest.raises(InputError, match="weights must be finite; 3 of an earlier batch"):
+        bags.check()
+    bags.check()
+    for name, keys in (("a", [1, 2, 3]), ("b", [4, 5, 6])):
+        assert torch.equal(bags.table(name).lookup(keys).cpu(), other.table(name).lookup(keys).cpu())
+
+
+def test_weights_of_ignored_features_may_be_anything():
+    bags = on_device(sgd())
+    weights = torch.tensor([float("nan"), 1.0])
+    batch = shoal.KeyedJaggedTensor(["x", "a"], torch.tensor([9, 1]), weights, lengths=torch.tensor([1, 1]))
+    bags(batch.to(DEVICE)).values().sum().backward()
+    with shoal.debug():
+        bags(batch.to(DEVICE))
+    bags.check()
+
+
+def test_debug_refuses_weights_that_are_not_finite():
+    bags = on_device(sgd())
+    batch = shoal.KeyedJaggedTensor(["a"], here(9, 1), torch.tensor([1.0, float("nan")], device=DEVICE), lengths=here(2))
+    with shoal.debug(), pytest.raises(InputError, match="got nan for value 1"):
+        bags(batch)
+    assert len(bags.table("a")) == 0
+
+
 # ---- gradients
 
 

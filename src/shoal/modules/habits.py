@@ -13,6 +13,8 @@ from shoal.modules.scaling import scaler_of_backward
 from shoal.modules.warned import warn
 from shoal.table import Group
 
+# Has the process group; there is none where torch was built without.
+_member: Any = getattr(torch.distributed, "GroupMember", None)
 # Steps of an optimizer, one after the other and each with a lookup in eval() before it, that are fine-tuning: after one
 # evaluation another model may be trained.
 _STEPS_OF_FINE_TUNING = 2
@@ -60,8 +62,8 @@ class Habits:
         if not with_gradients:
             return
         self._rows_then = None
-        if torch.distributed.is_available() and torch.distributed.group.WORLD is not self._ranks:
-            self._ranks = torch.distributed.group.WORLD
+        if _member is not None and _member.WORLD is not self._ranks:
+            self._ranks = _member.WORLD
             self._warn_of_ranks()
         if self._without_optimizer:
             without, self._without_optimizer = self._without_optimizer, ()

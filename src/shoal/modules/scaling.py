@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from sys import getrefcount
 from types import FrameType
 from typing import Any
 
@@ -16,24 +17,26 @@ class _Scalers:
 
     def __init__(self) -> None:
         self._classes: list[type[GradScaler]] = [GradScaler]
-        self._known: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        self._seen = (0, 0)
+        self._known: list[weakref.ref[GradScaler]] = []
+        self._references = 0
 
     def in_use(self) -> list[GradScaler]:
         """Those that have scaled a loss."""
+        alive = [one() for one in self._known]
         # An instance refers to its class, and a class to its base: as long as the count stays, there is no new one.
-        if self._seen != (sum(map(sys.getrefcount, self._classes)), len(self._known)):
-            self._look()
-        return [one for one in list(self._known) if one.is_enabled() and one._scale is not None]
+        if self._references != sum(map(getrefcount, self._classes)) or None in alive:
+            alive = self._look()
+        return [one for one in alive if one is not None and one.is_enabled() and one._scale is not None]
 
-    def _look(self) -> None:
+    def _look(self) -> list[GradScaler | None]:
         classes: list[type[GradScaler]] = [GradScaler]
         for one in classes:
             classes += one.__subclasses__()
-        found = [one for one in gc.get_referrers(*classes) if type(one) in classes]
-        self._classes, self._known = classes, weakref.WeakSet(found)
         del one
-        self._seen = (sum(map(sys.getrefcount, classes)), len(found))
+        found: list[GradScaler | None] = [one for one in gc.get_referrers(*classes) if type(one) in classes]
+        self._classes, self._known = classes, [weakref.ref(one) for one in found if one is not None]
+        self._references = sum(map(getrefcount, classes))
+        return found
 
 
 _scalers = _Scalers()
