@@ -181,7 +181,9 @@ def test_weights_of_ignored_features_may_be_anything():
 
 def test_debug_refuses_weights_that_are_not_finite():
     bags = on_device(sgd())
-    batch = shoal.KeyedJaggedTensor(["a"], here(9, 1), torch.tensor([1.0, float("nan")], device=DEVICE), lengths=here(2))
+    batch = shoal.KeyedJaggedTensor(
+        ["a"], here(9, 1), torch.tensor([1.0, float("nan")], device=DEVICE), lengths=here(2)
+    )
     with shoal.debug(), pytest.raises(InputError, match="got nan for value 1"):
         bags(batch)
     assert len(bags.table("a")) == 0

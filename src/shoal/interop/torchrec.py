@@ -156,7 +156,9 @@ def apply_optimizer_in_backward(
         `bags.parameters()`: rows are not parameters, so these are none.
     optimizer_kwargs: its settings.
 
-    A `Table(optimizer=None)` does not train, and stays as it is. Call it before the first row is born and before `bags.optimizer` is asked for: an optimizer decides what rows hold.
+    A `Table(optimizer=None)` does not train, and stays as it is.
+
+    Call it before the first row is born and before `bags.optimizer` is asked for: an optimizer decides what rows hold.
     """
     optimizer = optimizer_of(optimizer_class, optimizer_kwargs)
     collections = _collections(params)

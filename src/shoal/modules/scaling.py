@@ -46,8 +46,8 @@ _SUMS = ("AddBackward", "SumBackward", "StackBackward", "CatBackward", "Unsqueez
 
 
 def scaler_of_backward() -> tuple[bool, GradScaler | None]:
-    """Whether a GradScaler of this process has scaled a loss, and one that can have scaled the loss of the backward that
-    runs: it was multiplied by something that has no gradient. To be asked in a backward."""
+    """Whether a GradScaler of this process has scaled a loss, and one that can have scaled the loss of the backward
+    that runs: it was multiplied by something that has no gradient. To be asked in a backward."""
     scalers = _scalers.in_use()
     if not scalers:
         return False, None

@@ -193,7 +193,8 @@ class Lookups:
                 (getattr(v, f"row_blocks{family.family}"), family.count),
                 (
                     rows.anchor, rows.storage.slabs, family.parts, v.offsets, v.weights, v.slots, v.out, v.tickets,
-                    v.shares, v.lacking, count, rows.ledger.bad_batches, v.n, v.batch, plan.columns, layout.weight_stride,
+                    v.shares, v.lacking, count, rows.ledger.bad_batches, v.n, v.batch, plan.columns,
+                    layout.weight_stride,
                 ),
                 {**modes, **stored, "BAGS": bags, "IDS": ids},
                 {"num_warps": max(1, min(8, bags * ids * d // 2048)), "enable_fp_fusion": False},

@@ -274,7 +274,7 @@ class Group(ABC):
         self._process, self._forks = os.getpid(), _forks
 
     def retire(self, why: str) -> None:
-        """Refuse all calls from here on, with this text, and close the storages, so that another group may open them."""
+        """Refuse all calls from here on, with this text, and close the storages: another group may open them."""
         with self.writing():
             self.retired = why
             for table in self.tables:

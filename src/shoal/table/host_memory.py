@@ -220,13 +220,13 @@ class HostMemory:
         assert self.below is not None
         self._call_interrupted_off()
         # Rows of batches that come leave only if no others can, and some of those that could may have been staged just
-        # now; those that are being written already are waited for.
-        for forced in (False, False, False, True, True):
+        # now; those that another thread is writing are waited for first.
+        for forced, may_wait in ((False, False), (False, False), (False, True), (True, True), (True, True)):
             n = more - self.spare(more)
             if n and (leaving := self.begin_leaving(n, forced, at_once=True)):
                 write_now(self, leaving, self.below.writing)
                 self.end_leaving(leaving)
-            if forced and not self._fits(more):
+            if may_wait and not self._fits(more):
                 self._await_others()
             if self._fits(more):
                 return
