@@ -620,6 +620,32 @@ def test_a_row_that_changes_and_leaves_between_find_and_read_is_read_as_it_is_th
     placed[0].release()
 
 
+def test_a_row_that_left_before_it_was_looked_for_is_not_fetched_again():
+    plain, tiers, below, step, _ = with_key_below()
+    step(kjt({"t": [[KEY]]}))  # up again, and changed
+    batch = kjt({"t": [[KEY]]})
+    placed, find = tiers.stage(batch), HostStaging._find
+
+    def late(staging, threads):
+        table = tiers._group.tables[0]
+        with tiers._group.writing():
+            leaving = table.begin_leaving(len(table.index))
+        with below.writing:  # it leaves after the staging began to listen, and before it is looked for
+            table.write_leaving(leaving)
+        with tiers._group.writing():
+            table.end_leaving(leaving)
+        assert int(table.find(torch.tensor([KEY]))) < 0
+        find(staging, threads)
+
+    placed._find = lambda threads: late(placed, threads)
+    placed.read()
+    placed.place(lambda: False)
+    fetched = tiers._group.tables[0].fetched
+    assert_equal_outputs([plain(batch), tiers(batch)])
+    assert tiers._group.tables[0].fetched == fetched
+    placed.release()
+
+
 @pytest.mark.parametrize("what", ["load", "release"])
 def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, monkeypatch):
     plain, tiers, below, step, let_leave = with_key_below()

@@ -50,6 +50,7 @@ class Staged:
         self._spoiled: list[Tensor] = []
         self._expected = 0  # bytes that are being read
         self._is_answered = self._is_void = False
+        self.is_unread = False  # and will say so when it is to be read
 
     def set(self, answer: Answer) -> None:
         """The answer, in the order of `keys`."""
@@ -73,6 +74,11 @@ class Staged:
     def spoil(self, keys: Tensor) -> None:
         """Hear that these keys are written or erased."""
         self._spoiled.append(keys)
+
+    def settle(self, keys: Tensor) -> None:
+        """Hear that the write of keys, of which it heard, is done: what is read from now on is right."""
+        if self.is_unread:
+            self._spoiled = [one for one in self._spoiled if one is not keys]
 
     def spoil_all(self) -> None:
         """Hear that every key is erased."""
@@ -247,6 +253,8 @@ class Below:
         self._write_seconds += time.perf_counter() - begin
         self._writes += 1
         self._written += len(keys)
+        for staged in tuple(self._staged.values()):
+            staged.settle(keys)
 
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key, which may come twice, has a row."""
@@ -288,8 +296,10 @@ class Below:
         return staged
 
     def listen(self) -> Staged:
-        """The same for keys that are not known yet: from here on it hears what is written and erased."""
+        """The same for keys that are not known yet: from here on it hears what is written and erased. Its owner sets
+        `is_unread` to False before it reads."""
         staged = Staged()
+        staged.is_unread = True
         self._staged[id(staged)] = staged
         return staged
 

@@ -129,6 +129,8 @@ class DeviceStaging:
         """Read it."""
         self.find()
         asked = [number for number in self._missing if len(self.answers[number].keys)]
+        for number in asked:
+            self.answers[number].is_unread = False
         answers = read_below(
             [Asked(self.group.below(number).below, self.answers[number].keys) for number in asked], self.group.readers
         )

@@ -108,6 +108,8 @@ class HostStaging:
         """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
         self.find(_THREADS)
         asked = list(self.answers.items())
+        for _number, staged in asked:
+            staged.is_unread = False
         answers = read_below(
             [Asked(self.group.below(number), staged.keys) for number, staged in asked], self.group.readers
         )
