@@ -202,7 +202,9 @@ class Collection(nn.Module):
     def _as_given(self) -> list[Any]:
         """TorchRec's configs, which its models read again, and Tables that know the number of their rows."""
         return [
-            config.counted_by(partial(_rows_of, weakref.ref(self._group), number)) if isinstance(given, Table) else given
+            config.counted_by(partial(_rows_of, weakref.ref(self._group), number))
+            if isinstance(given, Table)
+            else given
             for number, (given, config) in enumerate(zip(self._given, self._configs, strict=True))
         ]
 
@@ -498,3 +500,12 @@ def features_of(where: str, features: Any) -> Any:
         if tensor.device.type == "meta":  # these would not reach the tables
             raise DeviceError(f"[{where}] wanted a batch with data; its {what}() is on meta, which holds none.")
     return features
+
+
+def require_every_sample(where: str, features: Any) -> None:
+    """Refuse a batch of deduplicated samples, for which TorchRec's EmbeddingBagCollection expands its output."""
+    if getattr(features, "inverse_indices_or_none", bool)():
+        raise InputError(
+            f"[{where}] wanted a batch with every sample; got deduplicated ones (inverse_indices). Leave "
+            f"inverse_indices= out of the KeyedJaggedTensor, and index the output with them."
+        )
