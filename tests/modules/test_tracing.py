@@ -57,3 +57,37 @@ def test_a_script_is_refused_and_says_what_to_do():
     for model in (Pooled(), Rows(), Pooled().bags):
         with pytest.raises(ConfigError, match=r"torch.jit.script cannot have tables.*torch.export in eval"):
             torch.jit.script(model)
+
+
+class OfTensors(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, values, lengths):
+        return self.model(shoal.KeyedJaggedTensor(["a", "b"], values, lengths=lengths))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("model", [Pooled, Rows])
+def test_a_trace_of_torch_jit_is_refused_and_says_what_to_do(model, training):
+    made = OfTensors(model()).train(training)
+    given = (torch.tensor([1, 2, 3, 4]), torch.tensor([2, 1, 1, 0]))
+    with pytest.raises(ConfigError, match=r"torch.jit.trace cannot record a lookup.*torch.export in eval"):
+        torch.jit.trace(made, given)
+    made.train()(*given).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_of_a_lookup_is_refused_too():
+    class Served(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bags = Pooled().bags
+
+        def forward(self, values, lengths):
+            return self.bags.lookup(shoal.KeyedJaggedTensor(["a", "b"], values, lengths=lengths)).values()
+
+    with pytest.raises(ConfigError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(Served(), (torch.tensor([1, 2]), torch.tensor([1, 1])))

@@ -37,6 +37,7 @@ from shoal.modules.state import (
     warn_of_weights,
 )
 from shoal.modules.torchrec import Defaults
+from shoal.modules.tracing import require_no_recording
 from shoal.table import Group, Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
 _counter = itertools.count()
@@ -302,6 +303,7 @@ class Collection(nn.Module):
             self._require_known(names)
         if torch.compiler.is_compiling():
             return Lookup(self._group.name, names, training, self._output_dtype)
+        require_no_recording(self.name)
         self._habits.before_lookup(training)
         counts = None
         if self.device.type != "cpu":
