@@ -98,6 +98,10 @@ class Jagged:
         """The device of all the tensors."""
         return self._values.device
 
+    def size_in_bytes(self) -> int:
+        """Bytes of the tensors that were given."""
+        return sum(leaf.numel() * leaf.element_size() for leaf in self._leaves() if leaf is not None)
+
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the tensors."""
         for tensor in (self._values, self._weights, self._lengths, self._offsets, self._derived):

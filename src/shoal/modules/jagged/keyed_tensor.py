@@ -131,6 +131,10 @@ class KeyedTensor:
         values = self._values.to(device, non_blocking=non_blocking)
         return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim)
 
+    def size_in_bytes(self) -> int:
+        """Bytes of the values."""
+        return self._values.numel() * self._values.element_size()
+
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the values."""
         self._values.record_stream(stream)
