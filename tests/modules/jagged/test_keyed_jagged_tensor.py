@@ -266,9 +266,7 @@ def test_what_two_ranks_exchange_makes_a_batch_of_both(strides):
     parts = [random_kjt(["a", "b"], bags=stride, seed=n, weighted=True) for n, stride in enumerate(strides)]
     tensors = [torch.cat(pair) for pair in zip(*(part.dist_tensors() for part in parts), strict=True)]
     first, second = strides
-    blocks = torch.arange(2 * first + 2 * second).split(
-        [first, first, second, second]
-    )  # a, b of one; a, b of the other
+    blocks = torch.arange(2 * first + 2 * second).split([first, first, second, second])  # a, b; a, b
     order = torch.tensor([0, 2, 1, 3]) if first == second else torch.cat([blocks[at] for at in (0, 2, 1, 3)])
     made = KeyedJaggedTensor.dist_init(["a", "b"], tensors, False, 2, order, strides)
     assert made.stride() == sum(strides)

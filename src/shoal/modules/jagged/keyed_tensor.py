@@ -11,9 +11,10 @@ from shoal.modules.jagged import pytree
 from shoal.modules.jagged.checks import certainly, position, require_keys, require_tensor
 from shoal.modules.jagged.offsets import running_sum
 from shoal.modules.jagged.text import show
+from shoal.modules.tracing import Traceable
 
 
-class KeyedTensor:
+class KeyedTensor(metaclass=Traceable):
     """A dense tensor whose columns belong to keys, such as the pooled embeddings of a batch.
 
     keys: names, each once.
