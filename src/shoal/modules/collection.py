@@ -107,10 +107,10 @@ class Collection(nn.Module):
     def _open(self, name: str | None, seed: int) -> None:
         where = type(self).__name__
         if name is None:
-            name = next(free for free in (f"{where}-{n}" for n in _counter) if registry.is_free(f"{free}/0"))
+            name = next(free for free in (f"{where}-{n}" for n in _counter) if registry.is_free(free))
         elif not isinstance(name, str) or not name:
             raise ConfigError(f"[{where}] name must be a non-empty str; got {name!r}.")
-        elif not _becomes_free(f"{name}/0"):
+        elif not _becomes_free(name):
             raise ConfigError(
                 f"[{where}] name must be free; a live collection is called {name!r} already. In a notebook, delete it "
                 f"before the cell runs again (del bags, and the model that holds it), or leave name= out."
@@ -119,7 +119,7 @@ class Collection(nn.Module):
         self._make_group(seed % 2**64)
 
     def _make_group(self, seed: int) -> None:
-        self._group = open_group(f"{self.name}/0", self._configs, seed, self._device)
+        self._group = open_group(self.name, self._configs, seed, self._device)
         registry.register(self._group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
