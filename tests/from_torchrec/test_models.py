@@ -165,6 +165,16 @@ def test_a_bare_batch_of_ours_goes_through_their_pipeline():
     assert len(model.bags.table("item")) == 3
 
 
+def test_a_batch_of_a_class_of_both_goes_through_their_pipeline():
+    from torchrec.streamable import Pipelineable
+
+    class Both(shoal.KeyedJaggedTensor, Pipelineable):
+        pass
+
+    ours = kjt(BATCH)
+    assert isinstance(Both(ours.keys(), ours.values(), lengths=ours.lengths()), Pipelineable)
+
+
 def test_a_traced_model_has_the_collection_as_one_call():
     model = MODELS["DLRM"](bags())
     dense = torch.rand(3, 3)

@@ -1,5 +1,6 @@
 """Symbolic tracing: a collection is one call in a torch.fx graph, as the modules of torch.nn are."""
 
+from abc import ABCMeta
 from itertools import chain
 from typing import Any
 
@@ -37,8 +38,11 @@ def call_of(module: nn.Module, features: Any, method: str | None = None) -> Any:
     return tracer.create_proxy("call_method", method, (owner, features), {})
 
 
-class Traceable(type):
-    """Classes whose construction out of a tracer's proxies is a node of the graph, as that of TorchRec's is."""
+class Traceable(ABCMeta):
+    """Classes whose construction out of a tracer's proxies is a node of the graph, as that of TorchRec's is.
+
+    Their subclasses may be abstract ones too, such as TorchRec's Pipelineable.
+    """
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         if _symbolic_trace._is_fx_tracing_flag:
