@@ -3,18 +3,62 @@
 import pytest
 import torch
 from batches import kjt, train_step
-from logged import assert_rows, made, rows_of, train
+from logged import assert_rows, made, rows_of, tables, train
 from torch import nn
 
 import shoal
 from shoal import _native
-from shoal.errors import CapacityError, CheckpointError, InputError, StorageError
+from shoal.errors import CapacityError, CheckpointError, DeviceError, InputError, StorageError
 
 
 @pytest.fixture(autouse=True)
 def _no_faults():
     yield
     _native.clear_faults()
+
+
+WRITES = {
+    "save": lambda path, bags: shoal.save(path, bags),
+    "commit": lambda path, bags: shoal.ChangeLog(path).commit(bags),
+    "rewrite": lambda path, bags: shoal.ChangeLog(path).rewrite(bags),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_tables_on_meta_do_not_replace_what_was_saved(tmp_path, write):
+    bags = made()
+    train(bags, range(2))
+    shoal.save(tmp_path, bags)
+    version = shoal.open_log(tmp_path).version
+    empty = shoal.EmbeddingBagCollection(tables(), device="meta", seed=3)
+    for given in (empty, nn.Sequential(empty), [nn.Sequential(empty)]):
+        with pytest.raises(DeviceError, match=r"got 'a' on meta, which has none. Call to_empty\(device='cpu'\)"):
+            WRITES[write](tmp_path, given)
+    assert shoal.open_log(tmp_path).version == version
+    other = made()
+    shoal.load(tmp_path, other)
+    assert_rows(other, rows_of(bags))
+
+
+@pytest.mark.parametrize("call", [shoal.load, shoal.recover])
+def test_tables_on_meta_are_not_loaded_into(tmp_path, call):
+    bags = made()
+    train(bags, range(2))
+    shoal.save(tmp_path, bags)
+    empty = shoal.EmbeddingBagCollection(tables(), device="meta", seed=3)
+    with pytest.raises(DeviceError, match="on meta"):
+        call(tmp_path, empty)
+    call(tmp_path, empty.to_empty(device="cpu"))
+    assert_rows(empty, rows_of(bags))
+
+
+@pytest.mark.parametrize("call", [shoal.save, shoal.load, shoal.recover])
+def test_one_table_is_no_collection_and_the_error_says_what_to_give(tmp_path, call):
+    bags = made()
+    shoal.save(tmp_path, bags)
+    for given in (bags.table("a"), [bags, bags.table("a")], bags.tables()["b"]):
+        with pytest.raises(InputError, match="got TableHandle, one table: give the collection that has it"):
+            call(tmp_path, given)
 
 
 class Dense(nn.Module):

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
+from shoal.log.compact import compacting
+from shoal.log.files import Files
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -136,7 +138,9 @@ def test_verify(tmp_path):
 def test_compact(tmp_path):
     bags = committed(tmp_path / "log")
     assert done("compact", tmp_path / "log", "--retain", 1) == f"{tmp_path}/log: snapshot of version 3\n"
-    assert "nothing to compact" in done("compact", tmp_path / "log")
+    assert done("compact", tmp_path / "log") == f"{tmp_path}/log: there is nothing to compact\n"
+    with compacting(Files(str(tmp_path / "log"))):
+        assert done("compact", tmp_path / "log") == f"{tmp_path}/log: another process is compacting it now\n"
     (found,) = json.loads(done("inspect", tmp_path / "log", "--json"))["logs"]
     assert found["oldest"] in (1, 3)
     assert [one["version"] for one in found["snapshots"]] == [3]
@@ -151,6 +155,13 @@ def test_compact(tmp_path):
         (("inspect", "nothing"), "[checkpoint nothing] wanted a checkpoint or a log"),
         (("verify", "nothing"), "wanted a checkpoint or a log"),
         (("compact", "nothing"), "wanted a checkpoint or a log"),
+        (("inspect", "FILE"), "wanted a folder; 'FILE' is a file. Name another path."),
+        (("verify", "FILE"), "wanted a folder; 'FILE' is a file"),
+        (("compact", "FILE"), "wanted a folder; 'FILE' is a file"),
+        (("repair", "FILE"), "wanted a folder; 'FILE' is a file"),
+        (("repair", "FILE/below"), "wanted a folder; 'FILE' is a file"),
+        (("export", "FILE", "--table", "a", "--to", "x.parquet"), "wanted a folder; 'FILE' is a file"),
+        (("export", "FILE", "--table", "a", "--to", "x.safetensors"), "wanted a folder; 'FILE' is a file"),
         (("export", "LOG", "--table", "x", "--to", "x.parquet"), "got 'x'"),
         (("export", "LOG", "--table", "a", "--to", "x.parquet", "--since", "9"), "since: wanted a version up to 3"),
         (("export", "LOG", "--table", "a", "--to", "no/x.parquet"), "no/x.parquet"),
@@ -159,12 +170,14 @@ def test_compact(tmp_path):
 )
 def test_errors_are_their_own_text_and_1(tmp_path, monkeypatch, logged, arguments, message):
     monkeypatch.chdir(tmp_path)
+    if any(one.startswith("FILE") for one in arguments):
+        Path("FILE").write_text("no log")
     result = run(*(logged[0] if one == "LOG" else one for one in arguments))
     assert result.exit_code == 1
     assert message in result.stderr
     assert "Traceback" not in result.output
     assert result.stdout == ""
-    assert list(tmp_path.iterdir()) == []
+    assert all(path.name == "FILE" for path in tmp_path.iterdir())
 
 
 def test_changes_that_are_in_a_snapshot_alone(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from batches import kjt
 
 import shoal
+from shoal.errors import InputError
 
 from theirs import BATCH, bag_config, row_config, their_bags, theirs, torchrec  # isort: skip (it skips this file)
 from torchrec.datasets.utils import Batch
@@ -73,6 +74,40 @@ def test_their_modules_take_our_batch():
     assert torch.equal(rows(kjt(BATCH))["a"].values(), rows(theirs(BATCH))["a"].values())
 
 
+INVERSE = (["a", "b"], torch.tensor([[2, 0, 1], [2, 0, 1]]))
+
+
+def deduplicated():
+    whole = theirs(BATCH)
+    return torchrec.KeyedJaggedTensor(whole.keys(), whole.values(), lengths=whole.lengths(), inverse_indices=INVERSE)
+
+
+def test_deduplicated_samples_are_refused_and_their_expanded_output_is_what_the_error_says():
+    collection, reference = bags(), their_bags(*CONFIGS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collection.load_state_dict(reference.state_dict())
+    for training in (True, False):
+        collection.train(training)
+        for lookup in (collection, collection.lookup):
+            with pytest.raises(InputError, match=r"wanted a batch with every sample; .* inverse_indices= out of"):
+                lookup(deduplicated())
+    assert collection.table("item").stats().step == 0
+    expanded = collection(theirs(BATCH)).values()[INVERSE[1][0]]
+    assert torch.equal(reference(deduplicated()).values(), expanded)
+
+
+def test_rows_of_deduplicated_samples_are_those_of_the_batch_as_in_torchrec():
+    reference = torchrec.EmbeddingCollection([row_config()])
+    rows = shoal.EmbeddingCollection([row_config()], optimizer=None).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows.load_state_dict(reference.state_dict())
+    for name, wanted in reference(deduplicated()).items():
+        assert torch.equal(rows(deduplicated())[name].values(), wanted.values())
+        assert torch.equal(rows(deduplicated())[name].lengths(), wanted.lengths())
+
+
 def test_their_regroup_takes_our_output():
     ours, others = bags()(kjt(BATCH)), their_bags(bag_config("third", feature_names=["c"]))
     third = others(theirs({"c": [[1], [2], [3]]}))
@@ -128,6 +163,16 @@ def test_a_bare_batch_of_ours_goes_through_their_pipeline():
     made = TrainPipelineBase(model, torch.optim.SGD(model.parameters(), 0.1), torch.device("cpu"))
     made.progress(iter([kjt(BATCH), kjt(BATCH)]))
     assert len(model.bags.table("item")) == 3
+
+
+def test_a_batch_of_a_class_of_both_goes_through_their_pipeline():
+    from torchrec.streamable import Pipelineable
+
+    class Both(shoal.KeyedJaggedTensor, Pipelineable):
+        pass
+
+    ours = kjt(BATCH)
+    assert isinstance(Both(ours.keys(), ours.values(), lengths=ours.lengths()), Pipelineable)
 
 
 def test_a_traced_model_has_the_collection_as_one_call():

@@ -72,6 +72,17 @@ def test_a_batch_on_another_device_is_refused(make):
     assert_unchanged(module, before)
 
 
+def test_errors_of_a_group_have_the_collections_name():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)], name="shelf/of bags")
+    batches = (
+        shoal.KeyedJaggedTensor(["a"], torch.tensor([1]), torch.tensor([float("nan")]), lengths=torch.tensor([1])),
+        shoal.KeyedJaggedTensor(["a"], torch.tensor([1]), torch.ones(1, 2), lengths=torch.tensor([1])),
+    )
+    for batch in batches:
+        with pytest.raises(InputError, match=r"^\[shelf/of bags\] "):
+            bags(batch)
+
+
 @pytest.mark.parametrize("given", [None, torch.ones(3), {"a": [1]}, "a"], ids=["None", "tensor", "dict", "str"])
 def test_what_is_no_batch_is_refused(given):
     for module in (trained(), trained_sequences()):

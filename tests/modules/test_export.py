@@ -140,7 +140,7 @@ def test_without_its_tables_a_program_says_what_to_do(tmp_path):
     del model
     gc.collect()
     run = torch.export.load(tmp_path / "program.pt2").module()
-    with pytest.raises(NotFoundError, match=r"the group 'gone/0'.*make the collection, with the same name="):
+    with pytest.raises(NotFoundError, match=r"the collection 'gone'.*make the collection, with the same name="):
         run(*given)
 
 
@@ -157,7 +157,7 @@ OTHER_PROCESS = """
         run(given)
         raise SystemExit("it ran without its tables")
     except shoal.errors.NotFoundError as error:
-        assert "'served/0'" in str(error), error
+        assert "'served'" in str(error), error
     tables = [shoal.Table("a", 4), shoal.Table("b", 3, pooling="mean")]
     bags = shoal.EmbeddingBagCollection(tables, name="served")
     bags.load_state_dict(saved["bags"])

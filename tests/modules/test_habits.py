@@ -396,6 +396,18 @@ def test_a_model_without_collections_is_refused(tmp_path):
         shoal.prefetch([], torch.nn.Linear(1, 1))
 
 
+def test_prefetch_says_what_it_got_and_not_what_that_holds():
+    model = Model()
+    pooled = model.sparse["pooled"]
+    table = next(iter(pooled.tables().values()))
+    others = (None, "x", [], [model, 3], torch.nn.Sequential(torch.nn.Linear(1, 1)), model.parameters(), Model)
+    got = ("NoneType.", "str.", "list without any.", "int.", "Sequential without any.", "generator.", "type.")
+    one = "TableHandle, one table: give"
+    for given, what in zip((*others, table, [pooled, table]), (*got, one, one), strict=True):
+        with pytest.raises(ConfigError, match=rf"holds some; got {what}"):
+            shoal.prefetch([], given)
+
+
 @pytest.mark.parametrize("make", [bags, sequences])
 def test_configs_count_the_rows_so_far(make):
     collection = make()

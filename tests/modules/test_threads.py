@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from batches import kjt, random_kjt
+from tiered import SMALL, below, outputs
+from tiered import collection as tiered
 
 import shoal
 
@@ -157,3 +159,37 @@ def test_leases_may_end_in_any_thread():
         list(pool.map(lambda _: outs.pop(), range(20)))
     bags.table("a").erase([0])
     assert bags._group.newest_lease is None
+
+
+@pytest.mark.parametrize("kind", [None, "ssd", "memory"], ids=["in memory", "ssd", "storage"])
+@pytest.mark.parametrize("which", ["bags", "sequences"])
+def test_lookup_sees_whole_steps_wherever_rows_are(which, kind, tmp_path):
+    tiers = None if kind is None else [shoal.Dram(SMALL), below(kind, tmp_path)]
+    pooling = {} if which == "bags" else {"pooling": "none"}
+    table = {"name": "a", "dim": 4, "init": shoal.Zeros(), "optimizer": shoal.SGD(lr=1.0), **pooling}
+    made = tiered([table], tiers, which)
+    batch, unseen = kjt({"a": [[key] for key in range(50)]}), kjt({"a": [[2**40], [-1]]})
+
+    def train(one):
+        (out,) = outputs(made(one))
+        out.sum().backward()
+
+    def read():
+        (rows,) = outputs(made.lookup(batch))
+        assert whole(rows)
+        assert not rows.requires_grad
+        (born,) = outputs(made.lookup(unseen))
+        assert not born.any()
+
+    def write():
+        for at in range(30):
+            train(batch)
+            train(kjt({"a": [[1000 + 100 * at + key] for key in range(100)]}))  # in memory there is no room for all
+            made.eval().train()
+
+    train(batch)
+    beside_training([read] * 3, write)
+    assert made.training
+    assert len(made.table("a")) == 50 + 30 * 100
+    assert torch.equal(made.table("a").lookup([0, 49]), torch.full((2, 4), -31.0))
+    assert (kind is not None) == (made.stats()["a"].tiers[-1].rows > 0 and len(made.stats()["a"].tiers) == 2)

@@ -39,6 +39,17 @@ def ids(given):
     return made.tolist()
 
 
+def test_what_pandas_makes_of_a_series_has_its_ids():
+    series = pd.Series(["b", "a", "b", "c"], dtype="str")
+    wanted = [id_of(text) for text in "bac"]
+    for one in (series, series.astype("string"), series.astype("category"), series.astype(object)):
+        assert ids(one.unique()) == wanted
+        assert ids(one.drop_duplicates().values) == wanted
+    assert ids(pd.Categorical([3, 1, 3])) == [3, 1, 3]
+    assert ids(pd.Series([3, 1]).array) == ids(pd.array([3, 1], dtype="Int64")) == [3, 1]
+    assert ids(pd.array([2**64 - 1], dtype="UInt64")) == [-1]
+
+
 def signed(hashed):
     return hashed - 2**64 if hashed >= 2**63 else hashed
 
@@ -81,6 +92,15 @@ def text_containers(texts):
         "category": pd.Series(texts, dtype="category"),
         "series with an index": pd.Series(texts, index=range(7, 7 + len(texts)), dtype="str"),
         "index": pd.Index(texts, dtype="str"),
+        "values": pd.Series(texts, dtype="str").values,
+        "array": pd.Series(texts, dtype="str").array,
+        "array of objects": pd.Series(texts, dtype=object).array,
+        "array of nullable strings": pd.Series(texts, dtype="string").array,
+        "array of an index": pd.Index(texts, dtype="str").array,
+        "array of Arrow": pd.Series(texts, dtype=pd.ArrowDtype(pa.string())).array,
+        "sliced array": pd.Series(["before", *texts], dtype="str").array[1:],
+        "Categorical": pd.Categorical(texts),
+        "array of categories": pd.Series(texts, dtype="category").array,
         "polars": pl.Series(texts, dtype=pl.String),
         "polars categories": pl.Series(texts, dtype=pl.Categorical),
         "string": pa.array(texts, pa.string()),
@@ -249,6 +269,10 @@ def test_ids_go_into_tables():
         pd.Series(["a", "b", "c", pd.NA], dtype="string"),
         pd.Series(["a", "b", "c", None], dtype="category"),
         pd.Series([1, 2, 3, None], dtype="Int64"),
+        pd.array([1, 2, 3, None], dtype="Int64"),
+        pd.Categorical(["a", "b", "c", None]),
+        pd.Series(["a", "b", "c", None], dtype="str").array,
+        pd.Series(["a", "b", "c", None], dtype=object).array,
         pl.Series(["a", "b", "c", None]),
         pa.array(["a", "b", "c", None]),
         pa.array(["?", "a", "b", "c", None, None], pa.string_view()).slice(1),
@@ -291,11 +315,32 @@ def test_a_null_that_no_index_points_to_is_none():
         np.array(["a", "b\udc00"], dtype="U"),
         np.array(["a", "b\udc00"], dtype=">U4"),
         pd.Series(["a", "b\ud800"], dtype=object),
+        pd.Series(["a", "b\ud800"], dtype=object).array,
     ],
 )
 def test_lone_surrogates_are_refused_with_their_place(given):
     with pytest.raises(InputError, match=r"strings that have UTF-8; the one at 1 has a lone surrogate\. .*bytes"):
         shoal.hash_ids(given)
+
+
+def test_what_is_above_the_last_code_point_is_called_so():
+    points = np.array([[ord("a"), 0], [ord("b"), 0x110000], [0xD800, 0]], dtype=np.uint32)
+    text = points.view("U2").reshape(-1)
+    with pytest.raises(InputError, match=r"the one at 1 has the code point 0x110000, and the last one is 0x10ffff\."):
+        shoal.hash_ids(text)
+    with pytest.raises(InputError, match="the one at 1 has a lone surrogate"):
+        shoal.hash_ids(text[[0, 2]])
+
+
+@pytest.mark.parametrize("strings", [["x"], ("x", "y"), [b"x"], np.array(["x"]), np.array([b"x"])])
+def test_strings_in_place_of_ids_are_told_of_it(strings):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 4)])
+    with pytest.raises(InputError, match=r"shoal.hash_ids makes int64 of strings\."):
+        shoal.KeyedJaggedTensor(["a"], strings, lengths=torch.tensor([len(strings)]))
+    with pytest.raises(InputError, match=r"shoal.hash_ids makes int64 of strings\."):
+        bags.table("a").lookup(strings)
+    with pytest.raises(InputError, match=r"values: wanted a tensor; got list\.$"):
+        shoal.KeyedJaggedTensor(["a"], [1], lengths=torch.tensor([1]))
 
 
 @pytest.mark.parametrize(
@@ -326,6 +371,9 @@ def test_lone_surrogates_are_refused_with_their_place(given):
         (pd.Series([["a"]]), "got list at 0"),
         (pd.Series(pd.to_datetime(["2020-01-01"])), "got Arrow's timestamp"),
         (pd.Series([1j]), "wanted a Series of strings, bytes or integers; got complex128"),
+        (pd.Series([1.5]).array, "got float64"),
+        (pd.array([1.5], dtype="Float64"), "got Arrow's double"),
+        (pd.arrays.SparseArray([1, 2]), "wanted a SparseArray of strings, bytes or integers; got Sparse"),
         (pd.DataFrame({"a": ["b"]}), "got (Arrow's struct|DataFrame)"),
         (pa.array([1.0]), "got Arrow's double"),
         (pa.array([True]), "got Arrow's bool"),

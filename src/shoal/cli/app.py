@@ -99,12 +99,11 @@ def inspect(
     """Tables, snapshots, segments, the last commits, and histograms of scores. Exits with 1 where a segment is damaged,
     and says where, and what stands before."""
     from shoal.checkpoint.progress import progress_bar
-    from shoal.checkpoint.ranks import parts_of
     from shoal.log.files import Files
     from shoal.log.summary import summarize
 
     found = {}
-    for part in parts_of(path):
+    for part in _parts(path):
         with progress_bar("reading", None, None) as bar:
             found[part] = summarize(Files(str(part)), commits, scores, bar)
     if as_json:
@@ -120,12 +119,11 @@ def inspect(
 def verify(path: LogPath, as_json: AsJson = False) -> None:
     """Read every byte and compare it with its checksum. Exits with 1 where something is wrong."""
     from shoal.checkpoint.progress import progress_bar
-    from shoal.checkpoint.ranks import parts_of
     from shoal.log.files import Files
     from shoal.log.verify import verify as verify_log
 
     found = {}
-    for part in parts_of(path):
+    for part in _parts(path):
         with progress_bar("verifying", None, None) as bar:
             found[part] = verify_log(Files(str(part)), bar)
     if as_json:
@@ -144,17 +142,19 @@ def compact(
 ) -> None:
     """Make a snapshot of the newest version, and let go what is older. The log may be written meanwhile."""
     from shoal.checkpoint.progress import progress_bar
-    from shoal.checkpoint.ranks import parts_of
     from shoal.log.compact import compact as compact_log
+    from shoal.log.compact import compacting
     from shoal.log.files import Files
 
-    for part in parts_of(path):
+    for part in _parts(path):
+        files = Files(str(part))
         with progress_bar("compacting", None, None) as bar:
-            version = compact_log(Files(str(part)), retain, bar)
-        if version is None:
-            _say(f"{part}: there is nothing to compact, or another process is at it")
-        else:
+            version = compact_log(files, retain, bar)
+        if version is not None:
             _say(f"{part}: snapshot of version {version}")
+            continue
+        with compacting(files) as alone:
+            _say(f"{part}: there is nothing to compact" if alone else f"{part}: another process is compacting it now")
 
 
 @app.command()
@@ -163,11 +163,10 @@ def repair(path: LogPath) -> None:
     where something is damaged that this does not mend."""
     import warnings
 
-    from shoal.checkpoint.ranks import parts_of
     from shoal.log import ChangeLog, RepairWarning
 
     is_sound = True
-    for part in parts_of(path):
+    for part in _parts(path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RepairWarning)  # it is printed
             log = ChangeLog(str(part), repair=True)
@@ -182,6 +181,15 @@ def repair(path: LogPath) -> None:
             is_sound = False
     if not is_sound:
         raise typer.Exit(1)
+
+
+def _parts(path: Path) -> list[Path]:
+    """The parts of a log or a checkpoint, one for each rank that saved it."""
+    from shoal.checkpoint.ranks import parts_of
+    from shoal.log.files import require_folder
+
+    require_folder(f"checkpoint {path}", path)
+    return parts_of(path)
 
 
 def _format(path: Path, option: str) -> str:

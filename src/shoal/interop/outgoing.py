@@ -13,7 +13,7 @@ from shoal.checkpoint.loading import require_one_save
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, InputError, NotFoundError
-from shoal.log.files import Files
+from shoal.log.files import Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version, Winners
 from shoal.log.snapshot import buckets_of
 from shoal.records import Layout, Rows, join
@@ -31,6 +31,7 @@ class Outgoing:
     def __init__(self, path: str | Path, table: str, version: int | None) -> None:
         self.where = f"export {path}"
         self._table = table
+        require_folder(f"checkpoint {path}", Path(path))
         self._readers = [LogReader(Files(str(part))) for part in parts_of(Path(path))]
         self._versions = [self._version(reader, version) for reader in self._readers]
         require_one_save(self.where, self._versions)

@@ -318,8 +318,9 @@ def _step_of(entries: Mapping[str, Any]) -> int | None:
 def take_batches() -> None:
     """Let TorchRec's pipelines take our KeyedJaggedTensor and KeyedTensor as a batch by themselves.
 
-    They ask whether a batch is one of TorchRec's `Pipelineable` classes. A class of yours, as TorchRec's `Batch`, that
-    holds one of ours among other tensors needs nothing.
+    They ask whether a batch is one of TorchRec's `Pipelineable` classes. Ours cannot be before TorchRec is imported,
+    which shoal never does by itself; so call this once. A class of yours, as TorchRec's `Batch`, that holds one of ours
+    among other tensors needs nothing.
     """
     from torchrec.streamable import Pipelineable  # type: ignore[import-not-found, unused-ignore]
 

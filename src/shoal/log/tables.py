@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from shoal.errors import ConfigError, InputError, StorageError
+from shoal.errors import ConfigError, DeviceError, InputError, StorageError
 from shoal.log.commit import MOST_STEPS, TableCommit
 from shoal.records import Layout, layout_of
 from shoal.table import Group, GroupTable, collections_in
@@ -106,6 +106,12 @@ class LoggedTables(Mapping[str, LoggedTable]):
                 self._tables[name] = LoggedTable(*handle.place)
         if not self._tables:
             raise InputError(f"{wanted} {type(bags).__name__} without any.")
+        for table in self._tables.values():
+            if table.group.device.type == "meta":
+                raise DeviceError(
+                    f"[{where}] wanted tables that can have rows; got {table.name!r} on meta, which has none. Call "
+                    f"to_empty(device='cpu') or to_empty(device='cuda') on the model first."
+                )
         # In one order for all who lock several.
         self.groups: list[Group] = sorted({one.group for one in self._tables.values()}, key=lambda group: group.name)
 

@@ -9,7 +9,7 @@ import torch
 from shoal.config import Init, Optimizer, Tier
 from shoal.config.checked import checked_arguments
 from shoal.errors import ConfigError, InputError
-from shoal.modules.collection import Collection, features_of
+from shoal.modules.collection import Collection, features_of, require_every_sample
 from shoal.modules.jagged import KeyedTensor
 from shoal.modules.lookup import PooledLookup
 from shoal.modules.torchrec import Defaults
@@ -84,11 +84,14 @@ class EmbeddingBagCollection(Collection):
 
         Any thread may call it while another one trains; it sees rows as they are between two steps.
         """
+        if is_traced(features):
+            return call_of(self, features, "lookup")  # type: ignore[no-any-return]
         with torch.no_grad():
             return self._pooled(features, training=False)
 
     def _pooled(self, features: Any, training: bool) -> KeyedTensor:
         features = features_of(type(self).__name__, features)
+        require_every_sample(type(self).__name__, features)
         values, offsets = features.values(), features.offsets()
         weights = None if self._is_weighted is False else features.weights_or_none()
         if self._is_weighted and weights is None:

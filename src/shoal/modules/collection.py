@@ -38,6 +38,7 @@ from shoal.modules.state import (
     warn_of_weights,
 )
 from shoal.modules.torchrec import Defaults
+from shoal.modules.tracing import require_no_recording
 from shoal.table import Group, Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
 _counter = itertools.count()
@@ -107,10 +108,10 @@ class Collection(nn.Module):
     def _open(self, name: str | None, seed: int) -> None:
         where = type(self).__name__
         if name is None:
-            name = next(free for free in (f"{where}-{n}" for n in _counter) if registry.is_free(f"{free}/0"))
+            name = next(free for free in (f"{where}-{n}" for n in _counter) if registry.is_free(free))
         elif not isinstance(name, str) or not name:
             raise ConfigError(f"[{where}] name must be a non-empty str; got {name!r}.")
-        elif not _becomes_free(f"{name}/0"):
+        elif not _becomes_free(name):
             raise ConfigError(
                 f"[{where}] name must be free; a live collection is called {name!r} already. In a notebook, delete it "
                 f"before the cell runs again (del bags), and all that holds its tables: the model, outputs and losses "
@@ -121,7 +122,7 @@ class Collection(nn.Module):
         self._make_group(seed % 2**64)
 
     def _make_group(self, seed: int) -> None:
-        group = open_group(f"{self.name}/0", self._configs, seed, self._device)
+        group = open_group(self.name, self._configs, seed, self._device)
         self._group = group  # the one before stays where this one does not open
         registry.register(group)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
@@ -312,6 +313,7 @@ class Collection(nn.Module):
             self._require_known(names)
         if torch.compiler.is_compiling():
             return Lookup(self._group.name, names, training, self._output_dtype)
+        require_no_recording(self.name)
         self._habits.before_lookup(training, torch.is_grad_enabled())
         counts = None
         if self.device.type != "cpu":
@@ -510,3 +512,12 @@ def features_of(where: str, features: Any) -> Any:
         if tensor.device.type == "meta":  # these would not reach the tables
             raise DeviceError(f"[{where}] wanted a batch with data; its {what}() is on meta, which holds none.")
     return features
+
+
+def require_every_sample(where: str, features: Any) -> None:
+    """Refuse a batch of deduplicated samples, for which TorchRec's EmbeddingBagCollection expands its output."""
+    if getattr(features, "inverse_indices_or_none", bool)():
+        raise InputError(
+            f"[{where}] wanted a batch with every sample; got deduplicated ones (inverse_indices). Leave "
+            f"inverse_indices= out of the KeyedJaggedTensor, and index the output with them."
+        )

@@ -69,6 +69,8 @@ class EmbeddingCollection(Collection):
 
         Any thread may call it while another one trains; it sees rows as they are between two steps.
         """
+        if is_traced(features):
+            return call_of(self, features, "lookup")  # type: ignore[no-any-return]
         with torch.no_grad():
             return self._each(features, training=False)
 

@@ -1,9 +1,14 @@
 """Symbolic tracing: a collection is one call in a torch.fx graph, as the modules of torch.nn are."""
 
+from abc import ABCMeta
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
-from torch.fx import Proxy
+from torch.fx import Proxy, _symbolic_trace
+
+from shoal.errors import ConfigError
 
 
 def is_traced(features: object) -> bool:
@@ -11,11 +16,46 @@ def is_traced(features: object) -> bool:
     return isinstance(features, Proxy)
 
 
-def call_of(module: nn.Module, features: Any) -> Any:
-    """The call of a module as a node of the graph.
+def call_of(module: nn.Module, features: Any, method: str | None = None) -> Any:
+    """The call of a module, or of its method, as a node of the graph.
 
     A tracer decides by itself which modules it does not look into, and knows torch.nn's only. It looks into this one,
     and so meets a forward that gives it the node.
     """
     tracer = features.tracer
-    return tracer.create_proxy("call_module", tracer.path_of_module(module), (features,), {})
+    try:
+        path = tracer.path_of_module(module)
+    except NameError:
+        path = None  # the module is the model itself, or a function's
+    if not path:
+        raise ConfigError(
+            f"[{type(module).__name__}] torch.fx: wanted a model that holds the collection, which is one call of its "
+            f"graph; got the collection alone, or a function. Trace a module that has it as an attribute."
+        )
+    if method is None:
+        return tracer.create_proxy("call_module", path, (features,), {})
+    owner = tracer.create_proxy("get_attr", path, (), {})
+    return tracer.create_proxy("call_method", method, (owner, features), {})
+
+
+class Traceable(ABCMeta):
+    """Classes whose construction out of a tracer's proxies is a node of the graph, as that of TorchRec's is.
+
+    Their subclasses may be abstract ones too, such as TorchRec's Pipelineable.
+    """
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        if _symbolic_trace._is_fx_tracing_flag:
+            for given in chain(args, settings.values()):
+                if isinstance(given, Proxy):
+                    return given.tracer.create_proxy("call_function", cls, args, settings)
+        return super().__call__(*args, **settings)
+
+
+def require_no_recording(where: str) -> None:
+    """Refuse a lookup inside of torch.jit.trace."""
+    if torch._C._get_tracing_state() is not None:  # torch.jit.is_tracing(), in half the time
+        raise ConfigError(
+            f"[{where}] torch.jit.trace cannot record a lookup: its graph would have outputs that nothing fills. Use "
+            f"torch.export in eval(), or trace the other modules of the model one by one."
+        )

@@ -190,14 +190,21 @@ class Prefetch(Generic[BatchT]):
 
 
 def _collections(bags: Any) -> list[Any]:
-    """The collections that are meant, or whatever else can stage batches; none where nothing can."""
+    """The collections that are meant, or others that can stage batches."""
     given = list(bags) if isinstance(bags, (list, tuple)) else [bags]
-    if all(callable(getattr(one, "stage", None)) for one in given):
+    wanted = (
+        "[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, several, or a module that holds "
+        "some; got"
+    )
+    if given and all(callable(getattr(one, "stage", None)) for one in given):
         return given
     try:
-        return collections_in(given)
-    except TypeError:
-        return []
+        found = collections_in(given)
+    except TypeError as error:
+        raise ConfigError(f"{wanted} {error}.") from None
+    if not found:
+        raise ConfigError(f"{wanted} {type(bags).__name__} without any.")
+    return found
 
 
 def prefetch(
@@ -227,11 +234,6 @@ def prefetch(
     stream of its own; the loop's stream waits for the batch it is given.
     """
     several = _collections(bags)
-    if not several:
-        raise ConfigError(
-            f"[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, several, or a module that "
-            f"holds some; got {bags!r}."
-        )
     depth = integer("prefetch", "depth", depth, low=1)
     if features is not None and not callable(features):
         raise ConfigError(f"[prefetch] features: wanted a function of a batch; got {features!r}.")

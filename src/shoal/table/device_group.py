@@ -64,8 +64,7 @@ class DeviceGroup(Group):
     ) -> None:
         launch.require(device)
         self._rows = DeviceRows(configs, seed, device, slab_bits)
-        folder = name.rpartition("/")[0] or name  # the collection's
-        tables = [DeviceTable(self._rows, number, folder) for number in range(len(configs))]
+        tables = [DeviceTable(self._rows, number, name) for number in range(len(configs))]
         super().__init__(name, seed, device, tables)
         self._settings = Settings(self._rows, [table.optimizer_hyper for table in self.tables])
         self._lookups = Lookups(self._rows)

@@ -6,12 +6,13 @@ from typing import Any
 from torch import nn
 
 from shoal.table.group import Group
+from shoal.table.handle import TableHandle
 
 
 def collections_in(given: Any) -> list[Any]:
     """The collections that `given` is: itself, those of a list, or those inside a module, each once; may be none.
 
-    Raises TypeError, with the name of its type, for what is neither a collection nor a module.
+    Raises TypeError, with the name of its type and what to do, for what is neither a collection nor a module.
     """
     found: dict[int, Any] = {}
     for one in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
@@ -20,9 +21,11 @@ def collections_in(given: Any) -> list[Any]:
         elif isinstance(one, nn.Module):
             found |= {id(part): part for part in one.modules() if _is_collection(part)}
         else:
-            raise TypeError(type(one).__name__)
+            of = ", one table: give the collection that has it" if isinstance(one, TableHandle) else ""
+            raise TypeError(f"{type(one).__name__}{of}")
     return list(found.values())
 
 
 def _is_collection(given: Any) -> bool:
-    return isinstance(getattr(given, "_group", None), Group)
+    # The handle of a table has a group too, and is no collection.
+    return isinstance(given, nn.Module) and isinstance(getattr(given, "_group", None), Group)

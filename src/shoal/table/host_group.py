@@ -63,8 +63,7 @@ class HostGroup(Group):
     tables: Sequence[HostTable]
 
     def __init__(self, name: str, configs: Sequence[Table], seed: int) -> None:
-        folder = name.rpartition("/")[0] or name  # the collection's
-        super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed, folder) for config in configs])
+        super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed, name) for config in configs])
         self._at_work: Batch | None = None  # a lookup whose rows are being brought
         self.staged: dict[tuple[int, int], HostStaging] = {}
         # Whoever changes an index has this alone, inside the group's lock. Staging finds under it, beside an update,

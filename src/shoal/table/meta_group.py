@@ -41,6 +41,6 @@ class MetaGroup(HostGroup):
         if self.retired is not None:
             return ConfigError(self.retired)
         return DeviceError(
-            f"[{self.name.rpartition('/')[0] or self.name}] wanted tables with a place for rows; these are on meta, "
+            f"[{self.name}] wanted tables with a place for rows; these are on meta, "
             f"which has none. Call to_empty(device='cpu') or to_empty(device='cuda') on it or on the model first."
         )

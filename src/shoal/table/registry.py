@@ -39,8 +39,9 @@ def group_named(name: str) -> Group:
     """The live group of that name."""
     group = _groups.get(name)
     if group is None:
+        held = sorted(_groups) or "none"
         raise NotFoundError(
-            f"[lookup] wanted the group {name!r} in this process; it holds {sorted(_groups) or 'none'}. An exported or "
-            f"compiled program has no rows of its own: make the collection, with the same name=, before running it."
+            f"[lookup] wanted the collection {name!r} in this process; it holds {held}. An exported or compiled "
+            f"program has no rows of its own: make the collection, with the same name=, before running it."
         )
     return group

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from batches import random_kjt
 from hypothesis import given
 from hypothesis import strategies as st
 from jagged_lists import FOUR, INDEX_DTYPES, VALUES, batches, flat, jagged, keyed, lists
@@ -258,3 +259,34 @@ def test_repr_shows_what_was_given_even_if_it_is_wrong(kjt):
     assert "stride=2" in str(kjt)
     assert "lengths=tensor([7])" in repr(JaggedTensor(VALUES, lengths=torch.tensor([7])))
     assert "key_dim=1" in repr(KeyedTensor(["a"], [2], torch.ones(1, 2)))
+
+
+@pytest.mark.parametrize("strides", [(2, 2), (3, 1), (0, 2)])
+def test_what_two_ranks_exchange_makes_a_batch_of_both(strides):
+    parts = [random_kjt(["a", "b"], bags=stride, seed=n, weighted=True) for n, stride in enumerate(strides)]
+    tensors = [torch.cat(pair) for pair in zip(*(part.dist_tensors() for part in parts), strict=True)]
+    first, second = strides
+    blocks = torch.arange(2 * first + 2 * second).split([first, first, second, second])  # a, b; a, b
+    order = torch.tensor([0, 2, 1, 3]) if first == second else torch.cat([blocks[at] for at in (0, 2, 1, 3)])
+    made = KeyedJaggedTensor.dist_init(["a", "b"], tensors, False, 2, order, strides)
+    assert made.stride() == sum(strides)
+    for key in ("a", "b"):
+        for kind in ("values", "weights", "lengths"):
+            wanted = torch.cat([getattr(part[key], kind)() for part in parts])
+            assert torch.equal(getattr(made[key], kind)(), wanted)
+
+
+def test_an_exchange_of_a_variable_stride_is_refused():
+    tensors = random_kjt(["a"]).dist_tensors()
+    with pytest.raises(InputError, match="same stride for all keys"):
+        KeyedJaggedTensor.dist_init(["a"], tensors, True, 1, None, [4])
+    with pytest.raises(InputError, match="lengths, values and perhaps weights; got 1"):
+        KeyedJaggedTensor.dist_init(["a"], tensors[:1], False, 1, None, [4])
+
+
+def test_sizes_in_bytes_are_of_what_was_given():
+    batch = random_kjt(["a", "b"], bags=3, weighted=True)
+    batch.offsets()
+    assert batch.size_in_bytes() == 12 * batch.values().numel() + 8 * 6
+    assert batch["a"].size_in_bytes() == 12 * batch["a"].values().numel() + 8 * 3
+    assert KeyedTensor(["a"], [3], torch.zeros(2, 3)).size_in_bytes() == 24

@@ -15,6 +15,7 @@ from shoal.modules.jagged.checks import (
     require_tensor,
 )
 from shoal.modules.jagged.offsets import to_offsets
+from shoal.modules.tracing import Traceable
 
 T = TypeVar("T", bound="Jagged")
 
@@ -22,7 +23,7 @@ T = TypeVar("T", bound="Jagged")
 LEAVES = ("_values", "_weights", "_lengths", "_offsets")
 
 
-class Jagged:
+class Jagged(metaclass=Traceable):
     """Values in bags, with or without a weight each."""
 
     # Both are as given, never computed, so that a pytree has the same leaves whatever has been asked of the tensor.
@@ -97,6 +98,10 @@ class Jagged:
     def device(self) -> torch.device:
         """The device of all the tensors."""
         return self._values.device
+
+    def size_in_bytes(self) -> int:
+        """Bytes of the tensors that were given."""
+        return sum(leaf.numel() * leaf.element_size() for leaf in self._leaves() if leaf is not None)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the tensors."""

@@ -34,7 +34,8 @@ def certainly(condition: bool) -> bool:
 
 def require_tensor(where: str, name: str, given: object) -> None:
     if not isinstance(given, Tensor):
-        raise InputError(f"[{where}] {name}: wanted a tensor; got {type(given).__name__}.")
+        hint = hint_for(given) if name == "values" else ""
+        raise InputError(f"[{where}] {name}: wanted a tensor; got {type(given).__name__}.{hint}")
 
 
 def require_indices(where: str, name: str, given: Tensor) -> None:

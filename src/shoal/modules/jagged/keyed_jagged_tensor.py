@@ -11,6 +11,7 @@ from shoal.errors import InputError
 from shoal.modules.jagged import pytree
 from shoal.modules.jagged.base import LEAVES, Jagged
 from shoal.modules.jagged.checks import certainly, position, require_indices, require_keys, require_sum
+from shoal.modules.jagged.exchange import in_order
 from shoal.modules.jagged.jagged_tensor import JaggedTensor
 from shoal.modules.jagged.offsets import running_sum
 from shoal.modules.jagged.text import show
@@ -271,6 +272,98 @@ class KeyedJaggedTensor(Jagged):
     def _share(self, index: int) -> JaggedTensor:
         part = self._part(index, index + 1)
         return JaggedTensor(part._values, part._weights, part._lengths)
+
+    # ---- what TorchRec's sharded, quantized and other modules ask of a batch
+
+    def flatten_lengths(self) -> "KeyedJaggedTensor":
+        """The same batch; lengths have one dimension here."""
+        return self
+
+    def inverse_indices(self) -> tuple[list[str], Tensor]:
+        """An InputError: samples are not deduplicated."""
+        raise InputError(
+            "[KeyedJaggedTensor.inverse_indices] wanted deduplicated samples; got a batch of every sample. Ask "
+            "inverse_indices_or_none()."
+        )
+
+    def dist_labels(self) -> list[str]:
+        """The names of `dist_tensors`."""
+        return ["lengths", "values"] if self._weights is None else ["lengths", "values", "weights"]
+
+    def dist_tensors(self) -> list[Tensor]:
+        """What ranks exchange of a batch."""
+        tensors = [self.lengths(), self._values]
+        return tensors if self._weights is None else [*tensors, self._weights]
+
+    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
+        """For each of `dist_tensors` the elements of each part, of `key_splits[i]` keys each. Waits for the device."""
+        bounds, offsets, stride = running_sum(key_splits), self.offset_per_key(), self.stride()
+        bags = [stride * keys for keys in key_splits]
+        values = [offsets[end] - offsets[start] for start, end in pairwise(bounds)]
+        return [bags, values] if self._weights is None else [bags, values, values]
+
+    @staticmethod
+    def dist_init(
+        keys: Sequence[str],
+        tensors: Sequence[Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: Tensor | None,
+        stride_per_rank: Sequence[int] | None,
+        stagger: int = 1,
+    ) -> "KeyedJaggedTensor":
+        """A batch made of what `num_workers` ranks sent. Waits for the device.
+
+        tensors: `dist_tensors` of all ranks, one after the other.
+        variable_stride_per_key: False.
+        recat: the order that brings the ranks' bags together key by key, or None where they are so.
+        stride_per_rank: samples of each rank.
+        stagger: already a part of `recat`.
+        """
+        where = "KeyedJaggedTensor.dist_init"
+        if variable_stride_per_key or stride_per_rank is None:
+            raise InputError(f"[{where}] wanted the same stride for all keys, on all ranks; got a variable one.")
+        if len(tensors) not in (2, 3):
+            raise InputError(f"[{where}] tensors: wanted lengths, values and perhaps weights; got {len(tensors)}.")
+        lengths, values = tensors[:2]
+        weights = tensors[2] if len(tensors) == 3 else None
+        if recat is not None:
+            lengths, values, weights = in_order(recat, stride_per_rank, lengths, values, weights)
+        return KeyedJaggedTensor(keys, values, weights, lengths, stride=sum(stride_per_rank)).sync()
+
+    # TorchRec's functions read these attributes of its class instead of calling its methods.
+
+    @property
+    def _stride(self) -> int:
+        return self.stride()
+
+    @property
+    def _stride_per_key(self) -> list[int]:
+        return self.stride_per_key()
+
+    @property
+    def _stride_per_key_per_rank(self) -> None:
+        return None
+
+    @property
+    def _lengths_offset_per_key(self) -> list[int]:
+        return self.lengths_offset_per_key()
+
+    @property
+    def _offset_per_key(self) -> list[int] | None:
+        return self.offset_per_key_or_none()
+
+    @property
+    def _index_per_key(self) -> dict[str, int]:
+        return self.index_per_key()
+
+    @property
+    def _inverse_indices(self) -> None:
+        return None
+
+    @property
+    def _jt_dict(self) -> None:
+        return None
 
     def __repr__(self) -> str:
         return show(

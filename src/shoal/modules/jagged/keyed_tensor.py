@@ -11,9 +11,10 @@ from shoal.modules.jagged import pytree
 from shoal.modules.jagged.checks import certainly, position, require_keys, require_tensor
 from shoal.modules.jagged.offsets import running_sum
 from shoal.modules.jagged.text import show
+from shoal.modules.tracing import Traceable
 
 
-class KeyedTensor:
+class KeyedTensor(metaclass=Traceable):
     """A dense tensor whose columns belong to keys, such as the pooled embeddings of a batch.
 
     keys: names, each once.
@@ -130,6 +131,10 @@ class KeyedTensor:
         """A copy on `device`; shared if it is there already."""
         values = self._values.to(device, non_blocking=non_blocking)
         return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim)
+
+    def size_in_bytes(self) -> int:
+        """Bytes of the values."""
+        return self._values.numel() * self._values.element_size()
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the values."""

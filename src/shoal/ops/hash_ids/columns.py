@@ -20,8 +20,8 @@ _INTEGERS = (
 def hash_ids(ids: Any) -> Tensor:
     """Ids as tables want them: an int64 tensor [n], on the CPU, or on the device of the tensor that was given.
 
-    ids: a list or tuple of str or bytes; a NumPy array, a pandas Series or an Arrow array of strings, bytes or
-        integers, categories included; a tensor of integers.
+    ids: a list or tuple of str or bytes; a NumPy array, a pandas Series, Index or array, or an Arrow array of strings,
+        bytes or integers, categories included; a tensor of integers.
 
     A string becomes the XXH64 of its UTF-8, seed 0, and bytes that of themselves: the same number in every container,
     on every platform and in every version, and one that other languages compute too (docs/formats.md). Two of n
@@ -41,7 +41,9 @@ def hash_ids(ids: Any) -> Tensor:
         return ids_of_objects(ids)
     if _is_of(ids, "numpy", "ndarray"):
         return _of_numpy(ids)
-    if _is_of(ids, "pandas", "Series") or _is_of(ids, "pandas", "Index"):
+    if _is_of(ids, "pandas", "NumpyExtensionArray"):  # Arrow does not know it
+        return _of_numpy(ids.to_numpy())
+    if any(_is_of(ids, "pandas", kind) for kind in ("Series", "Index", "ExtensionArray")):
         return _of_pandas(ids)
     return _of_arrow(ids)
 

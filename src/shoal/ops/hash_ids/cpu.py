@@ -1,5 +1,7 @@
 """Ids of strings by the native core, which takes them by address: whoever calls keeps the memory."""
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,9 @@ from shoal.config import get_num_threads
 from shoal.errors import InputError
 
 WHERE = "hash_ids"
+
+_LAST = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
 
 
 def hash_strings(data: int, data_bytes: int, offsets: int, are_wide: bool, n: int) -> Tensor:
@@ -34,7 +39,8 @@ def hash_utf32(data: int, width: int, n: int) -> Tensor:
     out = torch.empty(n, dtype=torch.int64, device="cpu")
     wrong = _native.hash_utf32(data, width, out, get_num_threads())
     if wrong >= 0:
-        raise not_unicode(wrong)
+        points = (ctypes.c_uint32 * width).from_address(data + 4 * width * wrong)
+        raise not_unicode(wrong, next(point for point in points if point > _LAST or point in _SURROGATES))
     return out
 
 
@@ -42,8 +48,9 @@ def null_at(position: int) -> InputError:
     return InputError(f"[{WHERE}] wanted an id in every place; got a null at {position}. Drop it, or fill it first.")
 
 
-def not_unicode(position: int) -> InputError:
+def not_unicode(position: int, point: int = _SURROGATES.start) -> InputError:
+    what = "a lone surrogate" if point <= _LAST else f"the code point 0x{point:x}, and the last one is 0x{_LAST:x}"
     return InputError(
-        f"[{WHERE}] wanted strings that have UTF-8; the one at {position} has a lone surrogate. Encode it yourself, "
-        f"and give bytes."
+        f"[{WHERE}] wanted strings that have UTF-8; the one at {position} has {what}. Encode it yourself, and give "
+        f"bytes."
     )
