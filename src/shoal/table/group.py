@@ -244,7 +244,7 @@ class Group(ABC):
         self.device = device
         self.tables: Sequence[GroupTable] = tables
         self.loss_scale: LossScale | None = None
-        # Why nobody may use it any more, where its collection has another group now.
+        # Why it may not be used any more, where its collection has another group now.
         self.retired: str | None = None
         # Whether anyone can have changed the optimizers' settings since the tables were made.
         self.settings_may_change = False
