@@ -449,6 +449,13 @@ def test_an_optimizer_with_the_same_columns_of_another_width_is_refused(tmp_path
     refuses({"b": other}, saved_under("b", one, tmp_path / "b"), StateDictError, "by Adagrad, and has RowwiseAdagrad")
 
 
+def test_weights_without_keys_are_refused_with_the_way_to_load_them(tmp_path):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 3), shoal.Table("b", 3)])
+    weights = {f"embedding_bags.{name}.weight": torch.zeros(5, 3) for name in "ab"}
+    torch_saves({"bags": weights}, tmp_path)
+    refuses({"bags": bags}, tmp_path, StateDictError, "Load it into TorchRec's model, .* rows without keys")
+
+
 def test_a_scheduler_and_an_optimizer_are_not_taken_for_each_other(saved):
     training = trained()
     refuses(

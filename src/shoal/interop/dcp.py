@@ -213,9 +213,12 @@ def _require_shapes(where: str, module: nn.Module, saved: Mapping[Names, Shape |
         _require_same_optimizers(where, module, saved)
         if not wanted & names:
             _refuse_other_names(where, wanted, checkpoint)
+        # As TorchRec saves them: of each table its weight alone.
+        has_keys = not tables or any(len(names.intersection(table)) != 1 for table in tables)
+        hint = " Load it into TorchRec's model, and that one's state dict into this one: it has rows without keys."
         raise StateDictError(
             f"[{where}] wanted every entry of the model and no other; the checkpoint lacks {excerpt(sorted(missing))} "
-            f"and has the unknown {excerpt(sorted(map(str, unknown)))}. {UNHARMED}"
+            f"and has the unknown {excerpt(sorted(map(str, unknown)))}. {UNHARMED}{'' if has_keys else hint}"
         )
     for name, value in dense.items():
         if isinstance(value, Tensor) and ((given := saved.get((name,))) is None or given[1] != tuple(value.shape)):
