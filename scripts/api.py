@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 WIDTH = 100
 
-# Modules whose `__all__` is public beside that of `shoal`.
+# Modules whose `__all__` is public, in addition to that of `shoal`.
 MODULES = ["shoal.storage", "shoal.log"]
 # Where the names of a module go, by the longest prefix that fits; what fits none is at the end, under OTHERS.
 TOPICS = {
@@ -52,7 +52,7 @@ TOPICS = {
 OTHERS = "More"
 COMMAND = "The command shoal"
 TYPES = "Types in signatures"
-# Classes that some member gives back and that are the machinery behind it, not for users.
+# Classes that some member gives back, and that are not for users.
 MACHINERY = {"Group", "Staging"}
 # In the docstring of a member that only Shoal's other modules use.
 OWN = "For Shoal's own parts."
@@ -87,11 +87,11 @@ class Source:
         return None
 
     def comment(self, node: ast.stmt) -> str:
-        """What is said of a definition in comments: behind it, or above it."""
+        """What is said of a definition in comments: at the end of its line, or above it."""
         lines = self.text.splitlines()
-        behind = re.search(r"  # (?!noqa|type:)(.*)", lines[node.end_lineno - 1 if node.end_lineno else 0])
-        if behind:
-            return behind[1]
+        after = re.search(r"  # (?!noqa|type:)(.*)", lines[node.end_lineno - 1 if node.end_lineno else 0])
+        if after:
+            return after[1]
         above = []
         for line in reversed(lines[: node.lineno - 1]):
             if not line.strip().startswith("# ") or line.strip().startswith("# ----"):
