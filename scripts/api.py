@@ -53,7 +53,7 @@ OTHERS = "More"
 COMMAND = "The command shoal"
 TYPES = "Types in signatures"
 # Classes that some member gives back, and that are not for users.
-MACHINERY = {"Group", "Staging"}
+MACHINERY = {"Block", "Group", "Staging", "TableBlocks"}
 # In the docstring of a member that only Shoal's other modules use.
 OWN = "For Shoal's own parts."
 # Special methods that are shown where they have a docstring.
