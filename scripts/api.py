@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 WIDTH = 100
 
-# Modules whose `__all__` is public beside that of `shoal`.
+# Modules whose `__all__` is public, in addition to that of `shoal`.
 MODULES = ["shoal.storage", "shoal.log"]
 # Where the names of a module go, by the longest prefix that fits; what fits none is at the end, under OTHERS.
 TOPICS = {
@@ -45,15 +45,17 @@ TOPICS = {
     "Tiers and storages": ["shoal.config.tiers", "shoal.storage"],
     "Reading ahead": ["shoal.prefetch"],
     "Log and checkpoints": ["shoal.log", "shoal.checkpoint", "shoal.records"],
-    "Parquet and safetensors": ["shoal.interop"],
+    "Other formats and libraries": ["shoal.interop"],
     "Threads and debugging": ["shoal.config.threads", "shoal.config.debug"],
     "Errors and warnings": ["shoal.errors"],
 }
 OTHERS = "More"
 COMMAND = "The command shoal"
 TYPES = "Types in signatures"
-# Classes that some member gives back and that are the machinery behind it, not for users.
-MACHINERY = {"Group", "Staging"}
+# Classes that some member gives back, and that are not for users.
+MACHINERY = {"Block", "Group", "Staging", "TableBlocks"}
+# In the docstring of a member that only Shoal's other modules use.
+OWN = "For Shoal's own parts."
 # Special methods that are shown where they have a docstring.
 SPECIAL = {"__len__", "__getitem__", "__iter__", "__contains__", "__enter__", "__call__"}
 
@@ -85,11 +87,11 @@ class Source:
         return None
 
     def comment(self, node: ast.stmt) -> str:
-        """What is said of a definition in comments: behind it, or above it."""
+        """What is said of a definition in comments: at the end of its line, or above it."""
         lines = self.text.splitlines()
-        behind = re.search(r"  # (?!noqa|type:)(.*)", lines[node.end_lineno - 1 if node.end_lineno else 0])
-        if behind:
-            return behind[1]
+        after = re.search(r"  # (?!noqa|type:)(.*)", lines[node.end_lineno - 1 if node.end_lineno else 0])
+        if after:
+            return after[1]
         above = []
         for line in reversed(lines[: node.lineno - 1]):
             if not line.strip().startswith("# ") or line.strip().startswith("# ----"):
@@ -143,6 +145,7 @@ def class_node(cls: type) -> tuple[Source, ast.ClassDef]:
 class Entry:
     """One heading of the page.
 
+    name: the heading: the object's own name, or its path below shoal where another object has that name.
     path: as it is imported, or None for a class that is only given back by others.
     """
 
@@ -159,21 +162,43 @@ class Entry:
 
 @dataclass
 class Public:
-    """All that is public."""
+    """All that is public.
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: by the module and the name of the definition, so that objects of one name are apart.
+    """
+
+    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     aliases: dict[str, tuple[Source, ast.stmt]] = field(default_factory=dict)
 
     def add(self, module: str, name: str, path: str | None) -> None:
         found = find(module, name)
-        if found is None or name in self.entries:
+        if found is None or key_of(*found, name) in self.entries:
             return
         here, node = found
-        value = getattr(importlib.import_module(here.module), name, None)
-        self.entries[name] = Entry(name, path, here, node, value)
+        value = getattr(importlib.import_module(here.module), defined_name(node, name), None)
+        heading = name
+        if any(entry.name == name for entry in self.entries.values()):
+            heading = (path or f"{here.module}.{name}").removeprefix("shoal.")
+        self.entries[key_of(here, node, name)] = Entry(heading, path, here, node, value)
+
+    def of(self, cls: type) -> Entry:
+        """The entry of a class."""
+        return self.entries[cls.__module__, cls.__name__]
+
+    def has(self, here: Source, node: ast.stmt, name: str) -> bool:
+        return key_of(here, node, name) in self.entries
 
     def classes(self) -> list[type]:
         return [entry.value for entry in self.entries.values() if isinstance(entry.value, type)]
+
+
+def key_of(here: Source, node: ast.stmt, name: str) -> tuple[str, str]:
+    return here.module, defined_name(node, name)
+
+
+def defined_name(node: ast.stmt, name: str) -> str:
+    """What a definition calls itself; `name` for an assignment."""
+    return getattr(node, "name", name)
 
 
 @functools.cache
@@ -228,7 +253,7 @@ def add_given(found: Public) -> bool:
                 if at is None:
                     continue
                 if isinstance(at[1], (ast.Assign, ast.AnnAssign)):
-                    if name not in found.entries:
+                    if not found.has(*at, name):
                         found.aliases.setdefault(name, at)
                 elif is_result and isinstance(at[1], ast.ClassDef):
                     found.add(here.module, name, None)
@@ -242,7 +267,8 @@ def add_bases(found: Public) -> bool:
     for cls in classes:
         for base in cls.__mro__[1:]:
             is_ours = base.__module__.split(".")[0] == "shoal" and base.__name__[0] != "_"
-            if is_ours and base.__name__ not in found.entries and sum(issubclass(one, base) for one in classes) > 1:
+            is_new = (base.__module__, base.__name__) not in found.entries
+            if is_ours and is_new and sum(issubclass(one, base) for one in classes) > 1:
                 found.add(base.__module__, base.__name__, None)
     return len(found.entries) > before
 
@@ -255,7 +281,9 @@ def annotations_of(entry: Entry) -> Iterator[tuple[Source, ast.expr, bool]]:
         nodes = [(member.source, member.node) for member in members(entry.value)]
         nodes += list(fields_of(entry.value).values())
         here, node = class_node(entry.value)
-        nodes += [(here, one) for one in functions(node) if one.name == "__init__"]
+        made = [one for one in functions(node) if one.name == "__init__"]
+        nodes += [(here, one) for one in made]
+        nodes += [(here, one) for init in made for one in ast.walk(init) if is_attribute(one)]
     for here, node in nodes:
         if isinstance(node, Function):
             arguments = node.args
@@ -266,6 +294,13 @@ def annotations_of(entry: Entry) -> Iterator[tuple[Source, ast.expr, bool]]:
                 yield here, parsed(node.returns), True
         elif isinstance(node, ast.AnnAssign):
             yield here, parsed(node.annotation), True
+
+
+def is_attribute(node: ast.AST) -> bool:
+    """Whether a statement gives `self` a public attribute, with its type."""
+    if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Attribute):
+        return False
+    return isinstance(node.target.value, ast.Name) and node.target.value.id == "self" and node.target.attr[0] != "_"
 
 
 def parsed(annotation: ast.expr) -> ast.expr:
@@ -305,6 +340,8 @@ def members(cls: type, elsewhere: Sequence[type] = ()) -> list[Member]:
                 continue
             doc = ast.get_docstring(one)
             if one.name.startswith("_") and (one.name not in SPECIAL or doc is None):
+                continue
+            if OWN in (doc or ""):
                 continue
             above = [other for other in base.__mro__[1:] if one.name in vars(other)]
             inherited = any(inspect.getdoc(vars(other)[one.name]) for other in above)
@@ -479,7 +516,7 @@ def show_class(entry: Entry, listed: Public) -> str:
     bases = [] if issubclass(cls, BaseException) else [base for base in cls.__mro__[1:] if base in listed.classes()]
     nearest = [base for base in bases if not any(issubclass(one, base) and one is not base for one in bases)]
     if nearest:
-        linked = " and ".join(f"[{base.__name__}](#{anchor(base.__name__, listed)})" for base in nearest)
+        linked = " and ".join(f"[{base.__name__}](#{anchor(listed.of(base), listed)})" for base in nearest)
         out.append(f"\nIt has the members of {linked} too.\n")
     items = []
     if not is_made:
@@ -531,13 +568,11 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def anchor(name: str, found: Public) -> str:
+def anchor(entry: Entry, found: Public) -> str:
     """That of an entry: of two that differ in case only, as `prefetch` and `Prefetch`, the second has a number."""
-    same = sorted(
-        (one for one in found.entries if slug(one) == slug(name)), key=lambda one: position(found.entries[one])
-    )
-    number = same.index(name)
-    return slug(name) + (f"-{number}" if number else "")
+    same = sorted((one for one in found.entries.values() if slug(one.name) == slug(entry.name)), key=position)
+    number = same.index(entry)
+    return slug(entry.name) + (f"-{number}" if number else "")
 
 
 def position(entry: Entry) -> tuple[bool, str, int]:
@@ -640,7 +675,7 @@ def render() -> str:
         if not entries:
             continue
         entries.sort(key=position)
-        links = " · ".join(f"[{one.name}](#{anchor(one.name, found)})" for one in entries)
+        links = " · ".join(f"[{one.name}](#{anchor(one, found)})" for one in entries)
         contents.append(f"| [{topic}](#{slug(topic)}) | {links} |")
         body.append(f"## {topic}\n")
         body += [f"{one}\n" for one in introductions(entries)]

@@ -1,5 +1,6 @@
 """docs/api.md: every public name has a docstring and is on the page, and a change of either is noticed."""
 
+import importlib
 import re
 import types
 
@@ -22,6 +23,38 @@ def test_every_public_name_is_on_the_page(page):
     headings = set(re.findall(r"^### (.*)$", page, re.MULTILINE))
     names = {name for name in shoal.__all__ if not isinstance(getattr(shoal, name), types.ModuleType)}
     assert names | set(shoal.errors.__all__) | {"TableHandle", "export_parquet", "shoal verify"} <= headings
+
+
+def public_paths():
+    """Every way to import something public."""
+    for name in ["shoal", *api.MODULES, "shoal.errors"]:
+        for one in importlib.import_module(name).__all__:
+            yield f"{name}.{one}"
+    for module, one in api.interop_names():
+        yield f"{module}.{one}"
+
+
+def test_every_public_object_has_a_heading_of_its_own(page):
+    paths: dict[int, list[str]] = {}
+    for path in public_paths():
+        module, _, name = path.rpartition(".")
+        value = getattr(importlib.import_module(module), name)
+        if isinstance(value, types.FunctionType | type):
+            paths.setdefault(id(value), []).append(path)
+    shown = re.findall(r"^### (.*)\n```python\n(?:class )?([\w.]+)", page, re.MULTILINE)
+    assert all({path for _, path in shown} & set(known) for known in paths.values())
+    assert len({heading for heading, _ in shown}) == len(shown)
+    assert {("save", "shoal.save"), ("interop.dcp.save", "shoal.interop.dcp.save")} <= set(shown)
+    assert {("load", "shoal.load"), ("interop.dcp.load", "shoal.interop.dcp.load")} <= set(shown)
+
+
+def test_classes_of_attributes_are_on_the_page(page):
+    assert "\n### Repair\n" in page  # ChangeLog.repairs
+
+
+def test_members_for_our_own_parts_are_not_on_the_page(page):
+    assert api.OWN not in page
+    assert "counted_by" not in page
 
 
 def test_links_lead_to_headings(page):

@@ -55,14 +55,31 @@ def test_the_example_is_the_quickstart():
         "docs/api.md",
         "docs/design.md",
         "docs/formats.md",
+        "docs/from-torchrec.md",
+        "docs/guarantees.md",
         "docs/log.md",
         "docs/training.md",
+        "docs/tuning.md",
     ],
 )
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
         if not link.startswith(("http://", "https://")):
-            assert ((ROOT / page).parent / link).exists(), f"{page}: {link}"
+            assert ((ROOT / page).parent / link.strip()).exists(), f"{page}: {link}"
+
+
+@pytest.mark.parametrize("page", ["docs/from-torchrec.md", "docs/training.md"])
+def test_links_within_a_page_lead_to_headings(page):
+    text = (ROOT / page).read_text()
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]*)\)", text)) <= anchors
+
+
+def test_the_version_of_torchrec_is_the_one_that_is_tested():
+    tested = re.search(r"^torchrec==(\d+\.\d+)", (ROOT / "scripts" / "torchrec.txt").read_text(), re.MULTILINE)
+    for page in ("README.md", "docs/from-torchrec.md"):
+        assert set(re.findall(r"TorchRec (\d+\.\d+)", (ROOT / page).read_text())) == {tested[1]}, page
 
 
 def test_the_examples_of_the_log_run_as_pasted(tmp_path, monkeypatch):
@@ -81,7 +98,9 @@ def test_the_examples_of_the_log_run_as_pasted(tmp_path, monkeypatch):
             assert result.exit_code == 0, (line, result.output)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/formats.md", "docs/log.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/design.md", "docs/formats.md", "docs/from-torchrec.md", "docs/log.md"]
+)
 def test_paths_exist(page):
     for path in re.findall(
         r"`((?:src|csrc|tests|docs|scripts|examples|benchmarks|shoal)/[\w./]+)`", (ROOT / page).read_text()
@@ -97,6 +116,11 @@ def test_the_map_names_every_folder():
     }
     native = {f"csrc/{path.name}" for path in (ROOT / "csrc").iterdir() if path.is_dir()}
     assert package | native <= named
+
+
+def test_the_map_links_every_page_of_the_docs():
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", section("Map")))
+    assert linked == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 
 
 def test_the_matrix_has_every_optimizer_and_nothing_else():

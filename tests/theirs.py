@@ -1,4 +1,4 @@
-"""TorchRec's batches and configs, for the tests beside it; where it is not installed these are skipped."""
+"""TorchRec's batches and configs, for the tests that need it; where it is not installed these are skipped."""
 
 import logging
 import warnings

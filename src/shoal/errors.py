@@ -14,31 +14,33 @@
     ├── CheckpointError   (RuntimeError)     a log or checkpoint that is not there, or does not fit
     └── ForkError         (RuntimeError)     use in a forked child process
 
-and every warning that it gives, none of them more than once for each collection:
+and every warning that it gives. A collection gives the first three once for each cause. StateWarning comes with each
+load that it is true of, PrefetchWarning once for each pass over a loader:
 
     ShoalWarning          (UserWarning)
-    ├── ModeWarning        rows are born in a lookup without gradients, or frozen in one that wants them
-    ├── OptimizerWarning   an optimizer that nobody named, or gradients that look scaled
+    ├── ModeWarning        a lookup without gradients inserts rows, or an optimizer makes steps after lookups in eval()
+    ├── OptimizerWarning   tables train with a default optimizer, or with gradients that a GradScaler scaled
     ├── RanksWarning       several ranks train tables that are not shared
     ├── StateWarning       a state dict was loaded in part
-    └── PrefetchWarning    a storage failed while rows were brought ahead
+    └── PrefetchWarning    a storage failed while `shoal.prefetch` read from it
 
 `warnings.filterwarnings("ignore", category=shoal.errors.ModeWarning)` silences one kind.
 
-`except ShoalError` catches them all; the built-in class in brackets is a base too, so that code which knows nothing of
-Shoal catches what it would expect. Messages read "[where] what was wanted; got what came. What to do."
+`except ShoalError` catches every exception. The built-in class in brackets is a base too, for code that does not know
+Shoal. Messages read "[where] what was wanted; got what came. What to do."
 
 A `StorageError` of a table's tier has the table's name, `table`. Where rows on an `Ssd` cannot be read, it also has
 `keys`: all keys of the call whose rows these are, int64 in ascending order, on the table's device. In all other cases
-both are None. Whoever can do without the rows goes on by
+both are None. To go on without these rows,
 
     except StorageError as error:
         if error.keys is None:
             raise
         bags.table(error.table).erase(error.keys)
 
-and makes the call again: it has changed nothing. Where the disk may only have been away, try that alone first: what is
-erased does not come back. `bags.table(...).unreadable()` finds all such keys of a table.
+and make the call again: the failed one has changed nothing. Where the disk may only have been unreachable for a moment,
+first make the call again without the erase: erased rows do not come back. `bags.table(...).unreadable()` finds all such
+keys of a table.
 """
 
 from typing import TYPE_CHECKING
@@ -106,7 +108,7 @@ class NonFiniteError(ShoalError, ArithmeticError):
 
 
 class BackwardError(ShoalError, RuntimeError):
-    """A backward pass runs a second time, or after the lease of its forward is gone."""
+    """A backward pass runs a second time, or its forward's lookup is no longer remembered."""
 
 
 class StateDictError(ShoalError, RuntimeError):
@@ -133,11 +135,11 @@ class ShoalWarning(UserWarning):
 
 
 class ModeWarning(ShoalWarning):
-    """A lookup gives birth to rows where gradients are off, or freezes rows in eval() where gradients are wanted."""
+    """A lookup in train() without gradients inserts rows, or an optimizer makes steps after lookups in eval()."""
 
 
 class OptimizerWarning(ShoalWarning):
-    """Tables train with an optimizer that nobody named, or with gradients that a GradScaler scaled."""
+    """Tables train with an optimizer that was not named, or with gradients that a GradScaler scaled."""
 
 
 class RanksWarning(ShoalWarning):
@@ -145,8 +147,8 @@ class RanksWarning(ShoalWarning):
 
 
 class StateWarning(ShoalWarning):
-    """A state dict lacks a part of a table, which is as at birth now."""
+    """A state dict lacks a part of a table, which is now as in a new row."""
 
 
 class PrefetchWarning(ShoalWarning):
-    """A storage failed while rows were brought ahead, which lookups then bring themselves, or raise."""
+    """A storage failed while `shoal.prefetch` read from it. The lookup reads the rows itself, or raises the error."""

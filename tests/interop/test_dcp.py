@@ -2,9 +2,12 @@
 
 import copy
 import pickle
+import random
+import re
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 
 import pytest
 import torch
@@ -169,6 +172,140 @@ def test_tables_with_a_disk_below(tmp_path):
     assert_same_rows(one.model, other.model)
 
 
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_one_object_is_the_whole_checkpoint(tmp_path, with_rows):
+    one, other = Training(), Training()
+    if with_rows:
+        one.steps(0, 3)
+    other.steps(50, 52)
+    dcp.save(one.model, tmp_path / "model")
+    dcp.save(one.adam, tmp_path / "adam")
+    dcp.load(other.model, tmp_path / "model")
+    dcp.load(other.adam, tmp_path / "adam")
+    dcp.load(
+        {"schedule": other.schedule, "row_schedule": other.row_schedule, "rows": other.rows}, others_of(one, tmp_path)
+    )
+    assert_same_rows(one.model, other.model)
+    assert one.steps(3, 5) == other.steps(3, 5)
+
+
+def others_of(training, folder):
+    dcp.save({name: training.state[name] for name in ("schedule", "row_schedule", "rows")}, folder / "others")
+    return folder / "others"
+
+
+def test_a_flat_state_dict_that_torch_saved(tmp_path):
+    one, other = Training(), Training()
+    one.steps(0, 3)
+    other.steps(50, 52, keys=1000)
+    torch_saves(one.model.state_dict(), tmp_path)
+    dcp.load(other.model, tmp_path)
+    assert_same_rows(one.model, other.model)
+
+
+def torch_saves(state, path, save=torch_dcp.save):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        return save(state, checkpoint_id=path)
+
+
+def test_torch_reads_what_save_wrote_of_one_object(tmp_path):
+    one, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    dcp.save(one, tmp_path)
+    state = other.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch_dcp.load(state, checkpoint_id=tmp_path)
+    other.load_state_dict(state)
+    assert torch.equal(one.weight, other.weight)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # comes from another thread
+def test_a_checkpoint_of_async_save(tmp_path):
+    one, other = Training(), Training()
+    one.steps(0, 3)
+    as_it_was = copy.deepcopy(one.model)
+    saving = torch_saves({"model": one.model, "optimizer": one.adam}, tmp_path, torch_dcp.async_save)
+    saving.result()
+    one.steps(3, 5)
+    dcp.load({"model": other.model, "optimizer": other.adam}, tmp_path)
+    assert_same_rows(as_it_was, other.model)
+
+
+def test_a_state_dict_that_is_empty(tmp_path):
+    one, other = (
+        {"scaler": torch.amp.GradScaler("cpu", enabled=False), "none": nn.Identity(), "top": nn.Linear(1, 1)}
+        for _ in range(2)
+    )
+    dcp.save(one, tmp_path)
+    dcp.load(other, tmp_path)
+    assert torch.equal(one["top"].weight, other["top"].weight)
+
+
+# ---- models in DistributedDataParallel and torch.compile
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_data_parallel(tmp_path, process_group):
+    one, plain = Training(), Training()
+    one.steps(0, 2)
+    wrapped, other = (nn.parallel.DistributedDataParallel(part.model) for part in (one, Training()))
+    dcp.save({"model": wrapped}, tmp_path / "wrapped")
+    dcp.save({"model": one.model}, tmp_path / "plain")
+    dcp.load({"model": other}, tmp_path / "wrapped")
+    assert_same_rows(one.model, other.module)
+    refuses(
+        {"model": plain.model},
+        tmp_path / "wrapped",
+        StateDictError,
+        r"differ by 'module\.' of torch\.nn\.parallel\.DistributedDataParallel\. Nothing was loaded\. "
+        r"Load into torch\.nn\.ModuleDict\(\{'module': model\}\), and save the model inside, model\.module",
+    )
+    dcp.load({"model": nn.ModuleDict({"module": plain.model})}, tmp_path / "wrapped")
+    assert_same_rows(one.model, plain.model)
+    refuses({"model": other}, tmp_path / "plain", StateDictError, r"Load into the model inside: model\.module\.")
+    dcp.load({"model": other.module}, tmp_path / "plain")
+
+
+def test_compiled_models(tmp_path):
+    one, other = Training(), Training()
+    one.steps(0, 2)
+    compiled = torch.compile(one.model, backend="eager")
+    dcp.save(compiled, tmp_path / "compiled")
+    dcp.save(one.model, tmp_path / "plain")
+    refuses(
+        {"model": other.model},
+        saved_under("model", compiled, tmp_path / "named"),
+        StateDictError,
+        r"'_orig_mod\.' of torch\.compile\. .* Load into torch\.nn\.ModuleDict\(\{'_orig_mod': model\}\)",
+    )
+    dcp.load(nn.ModuleDict({"_orig_mod": other.model}), tmp_path / "compiled")
+    assert_same_rows(one.model, other.model)
+    with pytest.raises(StateDictError, match=r"Load into the model inside: model\._orig_mod\."):
+        dcp.load(torch.compile(other.model, backend="eager"), tmp_path / "plain")
+
+
+def saved_under(name, one, path):
+    dcp.save({name: one}, path)
+    return path
+
+
+def test_a_compiled_part_of_a_model(tmp_path):
+    one, other = Training(), Training()
+    one.model.top = torch.compile(one.model.top, backend="eager")
+    dcp.save(one.model, tmp_path)
+    with pytest.raises(
+        StateDictError, match=r"'_orig_mod\.' of torch\.compile.* Wrap the model as it was when it was saved"
+    ):
+        dcp.load(other.model, tmp_path)
+
+
 # ---- torch's own functions for state dicts
 
 
@@ -243,8 +380,12 @@ def trained(**settings):
         ({"dim": 5}, r"model\] norm\.weight: wanted a tensor of shape \[10\]; got float32 of shape \[9\]"),
         ({"hidden": 7}, r"top\.0\.weight: wanted a tensor of shape \[7, 9\]"),
         ({"dtype": "float16"}, r"item\.weight: wanted float16 of shape \[\d+, 4\]; got float32"),
-        ({"optimizer": shoal.SGD(lr=0.1)}, r"unknown \['bags\.embedding_bags\.item\.state"),
-        ({"optimizer": shoal.Ftrl(lr=0.1)}, r"lacks \['bags\.embedding_bags\.item\.state"),
+        ({"optimizer": shoal.SGD(lr=0.1)}, r"model\] table 'item' was trained by Adam or AdamW, and has SGD\. Nothing"),
+        ({"optimizer": shoal.Ftrl(lr=0.1)}, r"table 'item' was trained by Adam or AdamW, and has Ftrl\. Nothing"),
+        (
+            {"optimizer": shoal.Adam(bias_correction="global")},
+            r"Adam or AdamW, and has Adam with bias_correction=.glob",
+        ),
     ],
 )
 def test_another_model_is_refused(saved, settings, match):
@@ -280,6 +421,128 @@ def test_another_optimizer_is_refused(saved):
     )
     other = shoal.EmbeddingBagCollection([shoal.Table("other", 3)])
     refuses({"optimizer": training.adam, "rows": other.optimizer}, saved, StateDictError, "parameters")
+
+
+def test_the_call_for_one_object_is_named(saved, tmp_path):
+    training = trained()
+    torch_saves(training.model.state_dict(), tmp_path / "flat")
+    for state in ({"model": training.model}, {"bags": training.model.bags, "top": training.model.top}):
+        refuses(state, tmp_path / "flat", CheckpointError, r"call shoal\.interop\.dcp\.load\(model, path\)")
+    with pytest.raises(
+        StateDictError, match=r"under \['model'\] only\. .* Call shoal\.interop\.dcp\.load\(\{'model': \.\.\.\}"
+    ):
+        dcp.load(training.model, saved)
+    with pytest.raises(StateDictError, match=r"got such names under \['optimizer', 'rows'\] only"):
+        dcp.load(training.adam, saved)
+    with pytest.raises(InputError, match=r"got Tensor\. Give the model itself, not its state dict"):
+        dcp.load(training.model.state_dict(), saved)
+
+
+def test_an_optimizer_with_the_same_columns_of_another_width_is_refused(tmp_path):
+    one, other = (
+        shoal.EmbeddingBagCollection([shoal.Table("a", 3, optimizer=optimizer)])
+        for optimizer in (shoal.Adagrad(), shoal.RowwiseAdagrad())
+    )
+    for bags in (one, other):
+        train_step(bags, random_kjt(["a"]))
+    dcp.save(one, tmp_path)
+    refuses({"b": other}, saved_under("b", one, tmp_path / "b"), StateDictError, "by Adagrad, and has RowwiseAdagrad")
+
+
+def test_weights_without_keys_are_refused_with_the_way_to_load_them(tmp_path):
+    bags = shoal.EmbeddingBagCollection([shoal.Table("a", 3), shoal.Table("b", 3)])
+    weights = {f"embedding_bags.{name}.weight": torch.zeros(5, 3) for name in "ab"}
+    torch_saves({"bags": weights}, tmp_path)
+    refuses({"bags": bags}, tmp_path, StateDictError, "Load it into TorchRec's model, .* rows without keys")
+
+
+def test_a_scheduler_and_an_optimizer_are_not_taken_for_each_other(saved):
+    training = trained()
+    refuses(
+        {"optimizer": training.schedule}, saved, StateDictError, r"wanted names such as '_get_lr.* under \['row_sch"
+    )
+    refuses({"schedule": training.adam}, saved, StateDictError, r"under \['optimizer', 'rows'\] only")
+    other = torch.optim.lr_scheduler.StepLR(training.adam, 2)
+    refuses(
+        {"schedule": other}, saved, StateDictError, r"of a StepLR, with \['step_size'\]; got one with \['milestones'\]"
+    )
+
+
+def test_a_kind_of_object_that_the_checkpoint_does_not_have_is_refused(tmp_path):
+    training = trained()
+    dcp.save({"optimizer": training.adam}, tmp_path)
+    refuses({"optimizer": training.schedule}, tmp_path, StateDictError, "wanted the state dict of a MultiStepLR, with")
+
+
+def test_damage_of_every_kind_is_noticed(tmp_path):
+    one = Training()
+    one.steps(0, 3)
+    dcp.save(one.state, tmp_path)
+    (data,) = tmp_path.glob("*.distcp")
+    whole = data.read_bytes()
+    generator = random.Random(0)
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        data.write_bytes(damaged)
+        other = Training()
+        try:
+            dcp.load(other.state, tmp_path)
+        except CheckpointError as error:
+            assert "wanted a checkpoint that can be read; got " in str(error)
+            assert len(other.model.bags.table("item")) == 0
+        else:  # in bytes that no record needs
+            assert_same_rows(one.model, other.model)
+
+
+def test_a_flipped_bit_of_a_weight_is_noticed_and_named(saved):
+    (data,) = saved.glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    metadata = pickle.loads((saved / ".metadata").read_bytes())
+    piece = next(one for index, one in metadata.storage_data.items() if index.fqn == ITEM + "weight")
+    content[piece.offset + piece.length // 2] ^= 1
+    data.write_bytes(content)
+    refuses(
+        trained().state,
+        saved,
+        CheckpointError,
+        rf"got damage in the tensor '{re.escape(ITEM)}weight', in .*\.distcp from byte {piece.offset} on",
+    )
+
+
+def test_pieces_in_each_others_place_are_noticed(saved):
+    metadata = pickle.loads((saved / ".metadata").read_bytes())
+    pieces = sorted(metadata.storage_data.values(), key=lambda one: one.offset)
+    pieces[3].offset = pieces[2].offset
+    pieces[3].length += pieces[2].length
+    (saved / ".metadata").write_bytes(pickle.dumps(metadata))
+    refuses(trained().state, saved, CheckpointError, "does not begin where a zip file does")
+
+
+def test_a_checkpoint_without_checksums_is_read(tmp_path):
+    from torch.serialization import set_crc32_options
+
+    one, other = Training(), Training()
+    one.steps(0, 2)
+    set_crc32_options(False)
+    try:
+        dcp.save(one.state, tmp_path)
+    finally:
+        set_crc32_options(True)
+    dcp.load(other.state, tmp_path)
+    assert_same_rows(one.model, other.model)
+
+
+def test_damaged_metadata_raises_nothing_foreign(saved):
+    path = saved / ".metadata"
+    whole = path.read_bytes()
+    generator = random.Random(1)
+    for number in range(300):
+        damaged = bytearray(whole)
+        damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged[: generator.randrange(len(whole))] if number % 10 == 0 else damaged)
+        with suppress(CheckpointError, StateDictError):
+            dcp.load(Training().state, saved)
 
 
 def test_no_checkpoint_and_half_a_checkpoint(saved, tmp_path):
@@ -380,6 +643,14 @@ def path_within(metadata):
     metadata.planner_data["model.top.0.bias"] = ("model", "top.0.weight", "x")
 
 
+def other_path(metadata):
+    metadata.planner_data["optimizer.state.0.exp_avg"] = ("optimizer", "state", "0", "exp_avh")
+
+
+def unset(name, attribute):
+    return lambda metadata: delattr(metadata.state_dict_metadata[name], attribute)
+
+
 def no_storage(metadata):
     metadata.storage_data = {}
 
@@ -400,15 +671,20 @@ def no_storage(metadata):
         (change("model.top.2.weight", chunks=chunks(([0, 0], [1, 5]), ([0, 4], [1, 3]))), CheckpointError, "pieces"),
         (change("model.top.2.weight", chunks=chunks(([0], [8]))), CheckpointError, "pieces"),
         (without(ITEM + "weight_id"), StateDictError, r"lacks \['bags\.embedding_bags\.item\.weight_id'\]"),
-        (without(ITEM + "state.count"), StateDictError, "lacks"),
-        (bytes_for(ITEM + "weight_id"), StateDictError, "wanted a tensor of shape .* got what is no tensor"),
-        (bytes_for(ITEM + "step"), StateDictError, "got what is no tensor"),
-        (bytes_for("model.top.0.weight"), StateDictError, "got what is no tensor"),
+        (without(ITEM + "state.exp_avg"), StateDictError, "lacks"),
+        (without(ITEM + "state.count"), StateDictError, "was trained by Adam with bias_correction=.*and has Adam"),
+        (bytes_for(ITEM + "weight_id"), StateDictError, "wanted a tensor of shape .* got another kind of value"),
+        (bytes_for(ITEM + "step"), StateDictError, "got another kind of value"),
+        (bytes_for("model.top.0.weight"), StateDictError, "got another kind of value"),
         (without("optimizer.param_groups.0.params"), StateDictError, r"groups of \[6\] parameters; got \[None\]"),
         (not_metadata, CheckpointError, "metadata with entries"),
         (no_paths, CheckpointError, "metadata with entries"),
         (odd_path, CheckpointError, "a path of names for"),
-        (path_within, StateDictError, "lacks"),
+        (path_within, CheckpointError, "the path of 'model.top.0.bias'"),
+        (other_path, CheckpointError, "the path of 'optimizer.state.0.exp_avg'"),
+        (unset(ITEM + "weight", "size"), CheckpointError, "a shape and a type for"),
+        (unset(ITEM + "weight", "properties"), CheckpointError, "a shape and a type for"),
+        (unset(ITEM + "weight", "chunks"), CheckpointError, "pieces that are all of"),
         (no_storage, CheckpointError, "wanted a checkpoint that can be read"),
     ],
 )
@@ -480,8 +756,10 @@ def test_wrong_paths(call, path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="a folder that can be written"):
+    with pytest.raises(CheckpointError, match=r"wanted a folder; 'file' is a file\. Name another path\."):
         dcp.save({"model": nn.Linear(1, 1)}, tmp_path / "file")
+    with pytest.raises(CheckpointError, match="wanted a folder; 'file' is a file"):
+        dcp.save({"model": nn.Linear(1, 1)}, tmp_path / "file" / "below")
 
 
 def test_several_ranks_are_refused(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_settings_are_the_classes_own():
         (RowWiseAdagrad, {"lr": -1.0}, "lr"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad only as False"),
         (torch.optim.RMSprop, {}, "has no counterpart"),
-        (shoal.SGD(0.1), {"lr": 0.2}, "wanted none beside"),
+        (shoal.SGD(0.1), {"lr": 0.2}, "wanted none with"),
     ],
 )
 def test_settings_without_a_counterpart_are_refused(kind, settings, message):

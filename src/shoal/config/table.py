@@ -192,7 +192,7 @@ def _tiers(where: str, given: Any) -> tuple[Tier, ...]:
     for tier in tiers[:-1]:
         if tier.size is None:
             raise ConfigError(
-                f"[{where}] tiers: wanted a size for what has a tier below it, which would never be used; got "
+                f"[{where}] tiers: wanted a size for each tier with a tier below it, which would never be used; got "
                 f"{list(tiers)!r}. Write {type(tier).__name__}('8GiB'), say."
             )
     return tiers

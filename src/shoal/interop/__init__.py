@@ -1,1 +1,1 @@
-"""Tables in formats of others: one foreign system a file, imported by who asks for it."""
+"""Tables in the formats of other systems: one file each, which `import shoal` does not import."""

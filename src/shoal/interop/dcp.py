@@ -6,10 +6,14 @@ shapes, which a table with other rows does not have. `load` here takes the shape
 it before anything changes.
 
 The optimizer state of rows is among the model's entries, so training goes on from a load bit for bit. A load holds what
-it reads in memory, beside what the tables have before and after it.
+it reads in memory, besides what the tables have before and after it.
 
-DCP keeps its metadata as a pickle, which runs code that whoever wrote it chose: load only checkpoints that you trust.
-`shoal.save` and `shoal.load` use none.
+Tensors and other values are compared with their checksums. DCP's metadata, which holds their names and shapes, has no
+checksum: it is compared with itself, with the values and with the model. A value that an extension of DCP compressed,
+or that was saved after `torch.serialization.set_crc32_options(False)`, has no checksum that could be compared.
+
+DCP keeps its metadata as a pickle, which can run any code: load only checkpoints that you trust. `shoal.save` and
+`shoal.load` use no pickle.
 """
 
 import copy
@@ -18,39 +22,49 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
 
 from shoal.checkpoint.loading import require_path
-from shoal.config import format_size
+from shoal.config import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Assign,
+    Ftrl,
+    Optimizer,
+    PartialRowwiseAdam,
+    RowwiseAdagrad,
+    format_size,
+)
 from shoal.errors import CheckpointError, InputError, ShoalError, StateDictError
+from shoal.interop.dcp_files import UNHARMED, Names, Planner, Reader, Saved, Shape
 from shoal.modules.collection import Collection
 from shoal.records.excerpt import excerpt
 from shoal.table import without_rows
 
-_UNHARMED = "Nothing was loaded."
 _METADATA = ".metadata"  # DCP writes it last
+_ROOT = ""  # the name of an object that is saved alone
 
 
-def save(state: Mapping[str, Any], path: str | Path) -> None:
-    """Write the state dicts of modules, optimizers and schedulers, by name, to a new folder, as DCP does.
+def save(state: Any, path: str | Path) -> None:
+    """Write state dicts to a new folder, as torch.distributed.checkpoint.save does.
 
-    state: for instance {"model": model, "optimizer": adam}. Collections count as modules, `bags.optimizer` as an
-    optimizer. Tables above their collection's `state_dict_limit` are refused.
+    state: modules, optimizers and schedulers by name, for instance {"model": model, "optimizer": adam}. Collections
+        count as modules, `bags.optimizer` as an optimizer. Or one of these objects alone: then the checkpoint has the
+        names of its state dict, as after torch.distributed.checkpoint.save(model.state_dict()).
+
+    Tables above their collection's `state_dict_limit` are refused.
     """
     require_path("dcp.save", path)
     where = f"dcp.save {path}"
-    _require_state(where, state)
+    objects = _objects(where, state)
     _require_one_process(where)
     if (Path(path) / _METADATA).exists():
         raise CheckpointError(
@@ -58,48 +72,69 @@ def save(state: Mapping[str, Any], path: str | Path) -> None:
             f"another, and remove this one afterwards."
         )
     with _said_as(where, "a folder that can be written", "Nothing there is complete."), _quiet():
-        state_dict_saver.save({name: one.state_dict() for name, one in state.items()}, checkpoint_id=path, no_dist=True)
+        dicts = {name: one.state_dict() for name, one in objects.items()}
+        state_dict_saver.save(dicts.get(_ROOT, dicts), checkpoint_id=path, no_dist=True)
 
 
-def load(state: Mapping[str, Any], path: str | Path) -> None:
+def load(state: Any, path: str | Path) -> None:
     """Load what `save`, or torch.distributed.checkpoint.save, wrote under these names; the checkpoint may have others.
 
-    state: as for `save`. Tables get the rows of the checkpoint in place of their own. All of it is read and checked
-    first: a checkpoint that is not there, is damaged or does not fit raises CheckpointError or StateDictError, and
-    changes nothing. Only load checkpoints that you trust: DCP's metadata is a pickle.
+    state: as for `save`. One object alone takes the whole checkpoint as its state dict.
+
+    Tables get the rows of the checkpoint in place of their own. All of it is read and checked first: a checkpoint that
+    is not there, is damaged or does not fit raises CheckpointError or StateDictError, and changes nothing. Values are
+    compared with their checksums; DCP's metadata has none, so damage there may pass unseen where the names and shapes
+    still fit. Only load checkpoints that you trust: DCP's metadata is a pickle.
     """
     require_path("dcp.load", path)
     where = f"dcp.load {path}"
-    _require_state(where, state)
+    objects = _objects(where, state)
     _require_one_process(where)
-    reader = FileSystemReader(path)
-    with _said_as(where, "a checkpoint of torch.distributed.checkpoint", _UNHARMED):
+    reader = Reader(where, path)
+    with _said_as(where, "a checkpoint of torch.distributed.checkpoint", UNHARMED):
         metadata = reader.read_metadata()
-    saved = _Saved(where, metadata)
-    parts = {name: _part(where, name, one, saved) for name, one in state.items()}
+    saved = Saved(where, metadata)
+    parts = {name: _part(where, name, one, saved) for name, one in objects.items()}
     read: dict[str, Any] = {}
-    with _said_as(where, "a checkpoint that can be read", _UNHARMED), _quiet():
+    with _said_as(where, "a checkpoint that can be read", UNHARMED), _quiet():
         read = {fqn: saved.place_for(fqn) for part in parts.values() for fqn in part.values()}
-        state_dict_loader.load(read, storage_reader=reader, planner=_Planner(), no_dist=True)
+        state_dict_loader.load(read, storage_reader=reader, planner=Planner(), no_dist=True)
     dicts = {}
     for name, part in parts.items():
         # What has been put together is not needed flat: the memory goes with it.
-        dicts[name] = _nested(where, {path: read.pop(fqn) for path, fqn in part.items()}, state[name])
-    for name, one in state.items():
-        _require_loadable(where, name, one, dicts[name])
-    _load_all(where, state, dicts)
+        flat = {path: read.pop(fqn) for path, fqn in part.items()}
+        dicts[name] = _nested(_place(where, name), flat, objects[name], saved)
+    for name, one in objects.items():
+        _require_loadable(_place(where, name), one, dicts[name])
+    _load_all(where, objects, dicts)
 
 
-def _require_state(where: str, state: Any) -> None:
+def _objects(where: str, state: Any) -> dict[str, Any]:
+    """What is saved or loaded, by name."""
+    if _has_state(state):
+        return {_ROOT: state}
     if not isinstance(state, Mapping) or not state:
-        raise InputError(f"[{where}] state: wanted a dict such as {{'model': model}}; got {type(state).__name__}.")
+        raise InputError(
+            f"[{where}] state: wanted a dict such as {{'model': model}}, or a model; got {type(state).__name__}."
+        )
     for name, one in state.items():
         if not isinstance(name, str) or not name:
             raise InputError(f"[{where}] state: wanted names as keys; got {name!r}.")
-        if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+        if not _has_state(one):
+            hint = " Give the model itself, not its state dict." if isinstance(one, Tensor | Mapping) else ""
             raise InputError(
-                f"[{where}] state[{name!r}]: wanted what has state_dict and load_state_dict; got {type(one).__name__}."
+                f"[{where}] state[{name!r}]: wanted an object with state_dict and load_state_dict; got "
+                f"{type(one).__name__}.{hint}"
             )
+    return dict(state)
+
+
+def _has_state(one: Any) -> bool:
+    return not isinstance(one, type) and hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def _place(where: str, name: str) -> str:
+    return where if name == _ROOT else f"{where}, {name}"
 
 
 def _require_one_process(where: str) -> None:
@@ -137,100 +172,26 @@ def _said_as(where: str, wanted: str, outcome: str) -> Iterator[None]:
         ) from cause
 
 
-class _Planner(DefaultLoadPlanner):
-    """Reads flat entries into the places that they are given."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
-        # As DCP does, but without its pickles of any class.
-        self.state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True, map_location="cpu")
-
-
-class _Saved:
-    """The metadata of a checkpoint, checked as far as it is asked for: it is whatever was in the file."""
-
-    def __init__(self, where: str, metadata: Any) -> None:
-        self._where = where
-        entries = getattr(metadata, "state_dict_metadata", None)
-        paths = getattr(metadata, "planner_data", None)
-        if not isinstance(metadata, Metadata) or not isinstance(entries, dict) or not isinstance(paths, dict):
-            self._refuse("metadata with entries and their paths", excerpt(metadata))
-        self._entries = entries
-        self._names: dict[str, dict[tuple[str | int, ...], str]] = {}
-        for fqn in entries:
-            path = paths.get(fqn)
-            if not isinstance(path, tuple) or not path or not all(isinstance(part, str | int) for part in path):
-                self._refuse(f"a path of names for {excerpt(fqn)}", excerpt(path))
-            self._names.setdefault(str(path[0]), {})[path[1:]] = fqn
-
-    def part(self, name: str) -> dict[tuple[str | int, ...], str]:
-        """The entries under a name, by the path that leads to them from there."""
-        if name not in self._names:
-            self._refuse(f"an entry {name!r}", excerpt(sorted(self._names)))
-        if () in self._names[name]:
-            self._refuse(f"a state dict under {name!r}", "a single value")
-        return self._names[name]
-
-    def shape(self, fqn: str) -> tuple[torch.dtype, tuple[int, ...]] | None:
-        """Of a tensor; None of what is none."""
-        entry = self._entries[fqn]
-        if isinstance(entry, BytesStorageMetadata):
-            return None
-        if not isinstance(entry, TensorStorageMetadata):
-            self._refuse(f"a tensor or bytes for {fqn!r}", excerpt(entry))
-        size, dtype = _size(entry.size), getattr(entry.properties, "dtype", None)
-        if size is None or not isinstance(dtype, torch.dtype):
-            self._refuse(f"a shape and a type for {fqn!r}", f"{excerpt(entry.size)} of {excerpt(dtype)}")
-        if not _is_whole(size, entry.chunks):
-            self._refuse(f"pieces that are all of {fqn!r}, {list(size)}", excerpt(entry.chunks))
-        return dtype, size
-
-    def place_for(self, fqn: str) -> Any:
-        """What an entry is read into."""
-        shape = self.shape(fqn)
-        # Anything that is no tensor stands for bytes.
-        return BytesIO() if shape is None else torch.empty(shape[1], dtype=shape[0], device="cpu")
-
-    def _refuse(self, wanted: str, got: str) -> NoReturn:
-        raise CheckpointError(f"[{self._where}] wanted {wanted}; got {got}. {_UNHARMED}")
-
-
-def _size(given: Any) -> tuple[int, ...] | None:
-    good = isinstance(given, tuple | list) and all(isinstance(one, int) and one >= 0 for one in given)
-    return tuple(given) if good else None
-
-
-def _is_whole(size: tuple[int, ...], chunks: Any) -> bool:
-    """Whether pieces are a tensor together: none reaches out of it, no two overlap, and their volumes add up to it.
-
-    What no piece covers would be loaded as memory happens to be.
-    """
-    boxes = []
-    for chunk in chunks if isinstance(chunks, list) else []:
-        begin, extent = _size(getattr(chunk, "offsets", None)), _size(getattr(chunk, "sizes", None))
-        if begin is None or extent is None or not len(begin) == len(extent) == len(size):
-            return False
-        end = tuple(first + many for first, many in zip(begin, extent, strict=True))
-        if any(last > most for last, most in zip(end, size, strict=True)):
-            return False
-        if math.prod(extent):
-            boxes.append((begin, end))
-    for at, (begin, end) in enumerate(boxes):
-        for other_begin, other_end in boxes[:at]:
-            if all(max(a, b) < min(c, d) for a, b, c, d in zip(begin, other_begin, end, other_end, strict=True)):
-                return False
-    covered = sum(math.prod(c - a for a, c in zip(begin, end, strict=True)) for begin, end in boxes)
-    return covered == math.prod(size)
-
-
-def _part(where: str, name: str, one: Any, saved: _Saved) -> dict[tuple[str | int, ...], str]:
-    """The entries of one of the state's objects, whose shapes fit it where that can be known ahead."""
-    part = saved.part(name)
+def _part(where: str, name: str, one: Any, saved: Saved) -> dict[Names, str]:
+    """The entries of one of the objects, whose shapes fit it where that can be known ahead."""
+    part = saved.within(() if name == _ROOT else (name,))
+    if not part and name != _ROOT and not _is_empty(one):
+        raise CheckpointError(
+            f"[{where}] wanted an entry {name!r}; got {excerpt(saved.names())}. {UNHARMED} If the checkpoint was saved "
+            f"from one object's state dict, call shoal.interop.dcp.load(model, path)."
+        )
+    if () in part:
+        raise CheckpointError(f"[{where}] wanted a state dict under {name!r}; got a single value. {UNHARMED}")
     if isinstance(one, nn.Module):
-        _require_shapes(f"{where}, {name}", one, {path: saved.shape(fqn) for path, fqn in part.items()})
+        _require_shapes(_place(where, name), one, {path: saved.shape(fqn) for path, fqn in part.items()}, saved)
     return part
+
+
+def _is_empty(one: Any) -> bool:
+    """Whether a state dict is empty: DCP stores nothing of it."""
+    if isinstance(one, nn.Module) and any(_collections(one)):
+        return False
+    return not one.state_dict()
 
 
 def _collections(module: nn.Module) -> Iterator[tuple[str, Collection]]:
@@ -239,63 +200,186 @@ def _collections(module: nn.Module) -> Iterator[tuple[str, Collection]]:
             yield (f"{path}." if path else ""), one
 
 
-def _require_shapes(
-    where: str,
-    module: nn.Module,
-    saved: Mapping[tuple[str | int, ...], tuple[torch.dtype, tuple[int, ...]] | None],
-) -> None:
+def _require_shapes(where: str, module: nn.Module, saved: Mapping[Names, Shape | None], checkpoint: Saved) -> None:
     """Raise StateDictError where a module's state dict would have other entries than the saved ones."""
     with without_rows():
         dense = module.state_dict()
     tables = [table for prefix, one in _collections(module) for table in one.state_shapes(prefix)]
     wanted = {*dense, *(name for table in tables for name in table)}
-    missing, unknown = wanted - {path[0] for path in saved}, {path[0] for path in saved} - wanted
+    names = {path[0] for path in saved}
+    missing, unknown = wanted - names, names - wanted
     if missing or unknown:
+        _require_unwrapped(where, wanted, {str(name) for name in names})
+        _require_same_optimizers(where, module, saved)
+        if not wanted & names:
+            _refuse_other_names(where, wanted, checkpoint)
+        # As TorchRec saves them: of each table its weight alone.
+        has_keys = not tables or any(len(names.intersection(table)) != 1 for table in tables)
+        hint = " Load it into TorchRec's model, and that one's state dict into this one: it has rows without keys."
         raise StateDictError(
             f"[{where}] wanted every entry of the model and no other; the checkpoint lacks {excerpt(sorted(missing))} "
-            f"and has the unknown {excerpt(sorted(map(str, unknown)))}. {_UNHARMED}"
+            f"and has the unknown {excerpt(sorted(map(str, unknown)))}. {UNHARMED}{'' if has_keys else hint}"
         )
     for name, value in dense.items():
         if isinstance(value, Tensor) and ((given := saved.get((name,))) is None or given[1] != tuple(value.shape)):
             raise _unfit(where, name, f"a tensor of shape {list(value.shape)}", given)
+    _require_same_optimizers(where, module, saved)  # the names of their columns may be the same
     for table in tables:
         _require_table(where, table, saved)
     for prefix, one in _collections(module):
-        names = [(name,) for table in one.state_shapes(prefix) for name in table]
-        shapes = [shape for name in names if (shape := saved[name]) is not None]
+        paths = [(name,) for table in one.state_shapes(prefix) for name in table]
+        shapes = [shape for path in paths if (shape := saved[path]) is not None]
         size = sum(dtype.itemsize * math.prod(extent) for dtype, extent in shapes)
         if size > one.state_dict_limit:
             raise StateDictError(
                 f"[{where}] the rows of {one.name} take {format_size(size)}; its state_dict_limit is "
-                f"{format_size(one.state_dict_limit)}. Raise `state_dict_limit` if memory holds them twice. {_UNHARMED}"
+                f"{format_size(one.state_dict_limit)}. Raise `state_dict_limit` if memory holds them twice. {UNHARMED}"
             )
+
+
+_WRAPPERS = {"module": "torch.nn.parallel.DistributedDataParallel", "_orig_mod": "torch.compile"}
+
+
+def _require_unwrapped(where: str, wanted: set[str], given: set[str]) -> None:
+    """Raise StateDictError where names differ by the prefixes of wrappers of modules, and by no more."""
+    wanted_path, given_path = _wrapper_path(wanted), _wrapper_path(given)
+    inside_wanted, inside_given = _without_wrappers(wanted), _without_wrappers(given)
+    if inside_wanted != inside_given or wanted == given:
+        return
+    names = [name for name in _WRAPPERS if any(name in one.split(".") for one in wanted ^ given)]
+    text = f"[{where}] wanted names such as {min(wanted)!r}; got names such as {min(given)!r}, which differ by "
+    text += " and ".join(f"{name + '.'!r} of {_WRAPPERS[name]}" for name in names)
+    if wanted_path and not given_path:
+        advice = f"Load into the model inside: model.{'.'.join(wanted_path)}."
+    elif given_path and not wanted_path:
+        model = "model"
+        for name in reversed(given_path):
+            model = f"torch.nn.ModuleDict({{{name!r}: {model}}})"
+        advice = f"Load into {model}, and save the model inside, model.{'.'.join(given_path)}."
+    else:
+        advice = "Wrap the model as it was when it was saved."
+    raise StateDictError(f"{text}. {UNHARMED} {advice}")
+
+
+def _wrapper_path(names: set[str]) -> list[str]:
+    """The names of wrappers that all names begin with."""
+    path = []
+    for parts in zip(*(name.split(".") for name in names), strict=False):
+        if len(set(parts)) > 1 or parts[0] not in _WRAPPERS:
+            break
+        path.append(parts[0])
+    return path
+
+
+def _without_wrappers(names: set[str]) -> set[str]:
+    return {".".join(part for part in name.split(".") if part not in _WRAPPERS) for name in names}
+
+
+# Every kind of row state that an optimizer of ours has.
+_OPTIMIZERS: tuple[tuple[str, Optimizer | None], ...] = (
+    ("SGD", SGD()),
+    ("SGD with momentum", SGD(momentum=0.9)),
+    ("Adagrad", Adagrad()),
+    ("RowwiseAdagrad", RowwiseAdagrad()),
+    ("Adam", Adam()),
+    ("AdamW", AdamW()),
+    ('Adam with bias_correction="global"', Adam(bias_correction="global")),
+    ('AdamW with bias_correction="global"', AdamW(bias_correction="global")),
+    ("PartialRowwiseAdam", PartialRowwiseAdam()),
+    ('PartialRowwiseAdam with bias_correction="global"', PartialRowwiseAdam(bias_correction="global")),
+    ("Ftrl", Ftrl()),
+    ("Assign", Assign()),
+    ("no optimizer", None),
+)
+
+
+def _require_same_optimizers(where: str, module: nn.Module, saved: Mapping[Names, Shape | None]) -> None:
+    """Raise StateDictError for a table whose saved columns are those of other optimizers than its own."""
+    for prefix, one in _collections(module):
+        for table, entries in zip(one.tables().values(), one.state_shapes(prefix), strict=True):
+            group, number = table.place
+            config = group.tables[number].config
+            begin = next(name for name in entries if name.endswith(".weight_id")).removesuffix("weight_id")
+            shapes = {
+                str(path[0]).removeprefix(begin): None if shape is None else shape[1]
+                for path, shape in saved.items()
+                if str(path[0]).startswith(begin)
+            }
+            if "weight_id" not in shapes or (shapes.get("weight") or ())[1:] != (config.dim,):
+                continue
+            rows = {name.removeprefix("state."): shape for name, shape in shapes.items() if name.startswith("state.")}
+            widths = {name: shape[1] if shape is not None and len(shape) == 2 else None for name, shape in rows.items()}
+            was = [name for name, known in _OPTIMIZERS if _widths(known, config.dim) == widths]
+            own = _widths(config.optimizer, config.dim)
+            if was and widths != own:
+                has = [
+                    name
+                    for name, known in _OPTIMIZERS
+                    if type(known) is type(config.optimizer) and _widths(known, config.dim) == own
+                ]
+                raise StateDictError(
+                    f"[{where}] table {table.name!r} was trained by {' or '.join(was)}, and has "
+                    f"{has[0] if has else type(config.optimizer).__name__}. {UNHARMED} Make it as it was."
+                )
+
+
+def _widths(optimizer: Optimizer | None, dim: int) -> dict[str, int | None]:
+    return {} if optimizer is None else {column.name: column.width for column in optimizer.columns(dim)}
+
+
+def _require_alike(where: str, one: Any, given: set[str], live: Mapping[Any, Any], checkpoint: Saved) -> None:
+    """Raise StateDictError where a state dict is, by its keys, one of another kind of object."""
+    wanted = {str(key) for key in live}
+    if not wanted or not given:
+        return
+    # DCP does not store what is empty.
+    filled = {str(key) for key, value in live.items() if value or not isinstance(value, Mapping | list)}
+    missing, unknown = filled - given, given - wanted
+    if not wanted & given:
+        _refuse_other_names(where, wanted, checkpoint)
+    elif not (isinstance(one, torch.optim.lr_scheduler.LRScheduler) and missing and unknown):
+        return
+    raise StateDictError(
+        f"[{where}] wanted the state dict of a {type(one).__name__}, with {excerpt(sorted(missing))}; got one with "
+        f"{excerpt(sorted(unknown))} instead. {UNHARMED} Is it saved under another name?"
+    )
+
+
+def _refuse_other_names(where: str, wanted: set[str], checkpoint: Saved) -> None:
+    """Raise StateDictError where wanted names stand under another name of the checkpoint, and say which."""
+    found = list(checkpoint.names_over(wanted))
+    if found:
+        raise StateDictError(
+            f"[{where}] wanted names such as {min(wanted)!r}; got such names under {excerpt(found)} only. {UNHARMED} "
+            f"Call shoal.interop.dcp.load({{{found[0]!r}: ...}}, path)."
+        )
 
 
 def _require_table(
     where: str,
     table: Mapping[str, tuple[torch.dtype, tuple[int, ...] | None]],
-    saved: Mapping[tuple[str | int, ...], tuple[torch.dtype, tuple[int, ...]] | None],
+    saved: Mapping[Names, Shape | None],
 ) -> None:
     keys = next(name for name in table if name.endswith(".weight_id"))
     ids = saved.get((keys,))
     if ids is None or len(ids[1]) != 2:
         raise _unfit(where, keys, "a tensor of shape [rows, 1]", ids)
-    for name, (dtype, behind) in table.items():
-        shape = () if behind is None else (ids[1][0], *behind)
+    for name, (dtype, row_shape) in table.items():
+        shape = () if row_shape is None else (ids[1][0], *row_shape)
         if saved.get((name,)) != (dtype, shape):
             raise _unfit(where, name, f"{_named(dtype)} of shape {list(shape)}", saved.get((name,)))
 
 
-def _unfit(where: str, name: str, wanted: str, given: tuple[torch.dtype, tuple[int, ...]] | None) -> StateDictError:
-    got = "what is no tensor" if given is None else f"{_named(given[0])} of shape {excerpt(list(given[1]))}"
-    return StateDictError(f"[{where}] {name}: wanted {wanted}; got {got}. {_UNHARMED}")
+def _unfit(where: str, name: str, wanted: str, given: Shape | None) -> StateDictError:
+    got = "another kind of value" if given is None else f"{_named(given[0])} of shape {excerpt(list(given[1]))}"
+    return StateDictError(f"[{where}] {name}: wanted {wanted}; got {got}. {UNHARMED}")
 
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _nested(where: str, flat: Mapping[tuple[str | int, ...], Any], of: Any) -> dict[str, Any]:
+def _nested(where: str, flat: Mapping[Names, Any], of: Any, checkpoint: Saved) -> dict[str, Any]:
     """A state dict from its leaves. DCP has every key as a str; those of numbers are numbers again."""
     root: dict[Any, Any] = {}
     for path, value in flat.items():
@@ -309,7 +393,9 @@ def _nested(where: str, flat: Mapping[tuple[str | int, ...], Any], of: Any) -> d
         at[path[-1]] = value
     if isinstance(of, nn.Module):
         return {str(name): _with_lists(value) for name, value in root.items()}
-    made = _as_in(_with_lists(root), of.state_dict())
+    live = of.state_dict()
+    _require_alike(where, of, {str(name) for name in root}, live, checkpoint)
+    made = _as_in(_with_lists(root), live)
     if isinstance(of, torch.optim.Optimizer):
         # A fresh optimizer has no state whose keys would tell, and DCP leaves out what is empty.
         made["state"] = {_number(key): value for key, value in made.get("state", {}).items()}
@@ -349,12 +435,12 @@ def _number(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
-def _require_loadable(where: str, name: str, one: Any, given: dict[str, Any]) -> None:
+def _require_loadable(where: str, one: Any, given: dict[str, Any]) -> None:
     if isinstance(one, nn.Module):
         for prefix, collection in _collections(one):
             collection.require_loadable(given, prefix)
     if isinstance(one, torch.optim.Optimizer):
-        _require_optimizer(f"{where}, {name}", one, given)
+        _require_optimizer(where, one, given)
 
 
 def _require_optimizer(where: str, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
@@ -362,15 +448,15 @@ def _require_optimizer(where: str, optimizer: torch.optim.Optimizer, given: dict
     groups = given.get("param_groups")
     wanted = [len(group["params"]) for group in optimizer.param_groups]
     if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):
-        raise StateDictError(f"[{where}] wanted a list of groups; got {excerpt(groups)}. {_UNHARMED}")
+        raise StateDictError(f"[{where}] wanted a list of groups; got {excerpt(groups)}. {UNHARMED}")
     listed = [one.get("params") for one in groups]
     counts = [len(one) if isinstance(one, list) else None for one in listed]
     if counts != wanted:
-        raise StateDictError(f"[{where}] wanted groups of {wanted} parameters; got {counts}. {_UNHARMED}")
+        raise StateDictError(f"[{where}] wanted groups of {wanted} parameters; got {counts}. {UNHARMED}")
     unknown = given["state"].keys() - {number for one in listed for number in one}
     if unknown:
         raise StateDictError(
-            f"[{where}] wanted states of the groups' parameters; got some of {excerpt(unknown)}. {_UNHARMED}"
+            f"[{where}] wanted states of the groups' parameters; got some of {excerpt(unknown)}. {UNHARMED}"
         )
 
 
@@ -383,7 +469,7 @@ def _load_all(where: str, state: Mapping[str, Any], dicts: Mapping[str, dict[str
         for name in others:
             before = copy.deepcopy(state[name].state_dict())
             undo.append(partial(state[name].load_state_dict, before))
-            with _said_as(f"{where}, {name}", "a state dict that it takes", _UNHARMED):
+            with _said_as(_place(where, name), "a state dict that it takes", UNHARMED):
                 state[name].load_state_dict(dicts[name])
         for name in modules:
             state[name].load_state_dict(dicts[name])

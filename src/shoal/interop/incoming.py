@@ -31,7 +31,7 @@ class Shape:
     dim: int | None
     state: Mapping[str, int] = field(default_factory=dict)  # widths, by column; 0 where no row tells
     has_scores: bool = False
-    told: Mapping[str, str] = field(default_factory=dict)  # what our exports say beside the rows
+    told: Mapping[str, str] = field(default_factory=dict)  # what our exports say in addition to the rows
 
 
 class RowFile(Protocol):
@@ -72,14 +72,14 @@ def put_rows(file: RowFile, into: TableHandle, state: bool, progress: bool | Non
         if done is not None:
             error.add_note(
                 f"[table {into.name!r}] {done} of the {file.shape.rows} rows of {file.where} are in it, and some of "
-                f"those behind them may be. Import it again."
+                f"the rows after these may be. Import it again."
             )
         raise
     return file.shape.rows
 
 
 def _make_room(group: Group, number: int, keys: Tensor) -> None:
-    """Raise CapacityError where a table cannot hold the rows of these keys beside those it has. Call while writing."""
+    """Raise CapacityError where a table cannot hold the rows of these keys and its own. Call while writing."""
     table = group.tables[number]
     new = sum(int((~table.contains(some.to(group.device))).sum()) for some in keys.split(_KEYS_EACH))
     try:

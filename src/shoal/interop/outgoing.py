@@ -18,7 +18,7 @@ from shoal.log.reader import LogReader, TableChange, Version, Winners
 from shoal.log.snapshot import buckets_of
 from shoal.records import Layout, Rows, join
 
-# What tells the importer of a table, beside its rows.
+# What tells the importer of a table, in addition to its rows.
 LAYOUT, VERSION, STEP, SINCE = "shoal.layout", "shoal.version", "shoal.step", "shoal.since"
 _PIECE_BYTES = 32 << 20
 
@@ -57,7 +57,7 @@ class Outgoing:
         return found
 
     def told(self) -> dict[str, str]:
-        """What is said beside the rows."""
+        """What the file says in addition to the rows."""
         layout = json.dumps(self.layout.to_json(), ensure_ascii=False)
         return {LAYOUT: layout, VERSION: str(self.version), STEP: str(self.step)}
 
@@ -67,7 +67,7 @@ class Outgoing:
             yield rows if min_score is None else _with_score(rows, min_score)
 
     def changes(self, since: int) -> Iterator[TableChange]:
-        """The last change of each key behind a version."""
+        """The last change of each key after a version."""
         integer(self.where, "since", since, low=0, high=2**63 - 1)
         for reader, version in zip(self._readers, self._versions, strict=True):
             oldest, newest = reader.manifest.segments[0] - 1, version.commit.version
@@ -81,10 +81,9 @@ class Outgoing:
         yield from self._of_ranks(lambda rank: self._changes_of(self._readers[rank], self._versions[rank], since))
 
     def _of_ranks(self, part: Callable[[int], Iterator[SomeT]]) -> Iterator[SomeT]:
-        """What each rank has, one behind the other. Raises CheckpointError in the end where two have the same key.
+        """What each rank has, one rank after another. Raises CheckpointError at the end where two have the same key.
 
-        Of two ranks that have a key, one at least has it astray, outside of its buckets. Such keys alone are held in
-        memory: none, where ranks keep to their buckets.
+        Of two ranks that have a key, at least one has it outside of its buckets. Only such keys are held in memory.
         """
         ranks = len(self._versions)
         astray = [torch.empty(0, dtype=torch.int64, device="cpu")]

@@ -6,7 +6,7 @@
     score            double
     op               string, in files of changes alone: "put" or "delete"; all but key and op is null for deletes
 
-The schema's metadata has what the table is beside its rows: shoal.layout, shoal.step, shoal.version. A file without it
+The schema's metadata describes the table: shoal.layout, shoal.step, shoal.version. A file without it
 is imported, too.
 """
 
@@ -59,7 +59,7 @@ def export_parquet(
     table: the table's name.
     version: of the log; None is the newest.
     min_score: only rows with that score or a higher one.
-    since: not the rows but the changes behind that version: the last one of each key, with a column `op`.
+    since: the changes after that version in place of the rows: the last one of each key, with a column `op`.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
     return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, since, progress))
@@ -99,9 +99,9 @@ def import_parquet(path: str | Path, into: TableHandle, *, state: bool = True, p
 
     `into` is `bags.table("item")`. Weights are rounded to the table's type. What the file does not have is as at birth:
     state, and the score, which is the table's step. state: False leaves the file's state out. A file that is wrong in
-    any row, or has more of them than the table has room for, is refused before anything changes; meanwhile nobody sees
-    the table with some of the rows. Where a disk fails on the way, or batches at work hold memory that rows need, some
-    of them are in the table, and a note of the error says how many.
+    any row, or has more of them than the table has room for, is refused before anything changes. Lookups see none of
+    the rows or all of them. Where a disk fails on the way, or batches at work hold memory that rows need, some of the
+    rows are in the table, and a note of the error says how many.
     """
     with _ParquetRows(Path(path)) as file:
         return put_rows(file, into, state, progress)
@@ -276,7 +276,7 @@ class _ParquetRows:
             if names.count(name) != 1:
                 raise InputError(f"[{self.where}] wanted one column {name!r}; got {excerpt(names)}.")
         if "op" in names:
-            raise InputError(f"[{self.where}] wanted rows; got changes behind a version, with a column 'op'.")
+            raise InputError(f"[{self.where}] wanted rows; got changes after a version, with a column 'op'.")
         known = {"key", "row", "score"}
         for name in names:
             if name not in known and not (name.startswith(_STATE) and len(name) > len(_STATE)):
@@ -347,7 +347,7 @@ class _ParquetRows:
         except ShoalError:
             raise
         except (pa.ArrowException, OSError, ValueError, EOFError) as error:
-            raise self._wrong(f"behind row {begin}: wanted Parquet; got: {excerpt(str(error))}") from None
+            raise self._wrong(f"after row {begin}: wanted Parquet; got: {excerpt(str(error))}") from None
         if begin != self.shape.rows:
             raise self._wrong(f"wanted {self.shape.rows} rows; got {begin}")
 
@@ -376,7 +376,7 @@ class _ParquetRows:
                 )
         values = column.flatten()
         if len(values) != len(column) * width:
-            raise self._wrong(f"{name}: wanted {len(column) * width} values behind row {begin}; got {len(values)}")
+            raise self._wrong(f"{name}: wanted {len(column) * width} values after row {begin}; got {len(values)}")
         return self._tensor(values, name, begin).view(len(column), width)
 
     def _tensor(self, values: pa.Array, name: str, begin: int) -> Tensor:
@@ -387,4 +387,4 @@ class _ParquetRows:
     def _require_no_nulls(self, values: pa.Array, name: str, begin: int) -> None:
         if values.null_count:
             where = pc.index(pc.is_null(values), True).as_py()
-            raise InputError(f"[{self.where}] {name}: wanted no nulls; got one behind row {begin}, at {where}.")
+            raise InputError(f"[{self.where}] {name}: wanted no nulls; got one after row {begin}, at {where}.")

@@ -84,8 +84,8 @@ def import_safetensors(path: str | Path, into: TableHandle, *, state: bool = Tru
     `into` is `bags.table("item")`. Weights are rounded to the table's type. What the file does not have is as at birth:
     state, and the score, which is the table's step. state: False leaves the file's state out. The table's own step
     stays. A file that is wrong in any row, or has more of them than the table has room for, is refused before anything
-    changes; meanwhile nobody sees the table with some of the rows. Where a disk fails on the way, or batches at work
-    hold memory that rows need, some of them are in the table, and a note of the error says how many.
+    changes. Lookups see none of the rows or all of them. Where a disk fails on the way, or batches at work hold memory
+    that rows need, some of the rows are in the table, and a note of the error says how many.
     """
     with _SafetensorsRows(Path(path)) as file:
         return put_rows(file, into, state, progress)
@@ -106,7 +106,7 @@ def safetensors_to_log(
 
     The log is made if it is not there; if it has the table already, its rows are replaced. What is not given is as the
     file says, if it was exported by Shoal; else dtype is that of `weight`, buckets 4096 and seed 0. State columns are
-    kept under their names, whichever optimizer they are of. No table is made: the rows pass by.
+    kept under their names, whichever optimizer they are of. No table is made in memory.
     """
     with _SafetensorsRows(Path(path)) as file:
         dtype = file.dtype if dtype is None else dtype
@@ -114,7 +114,7 @@ def safetensors_to_log(
 
 
 class _Writer:
-    """Writes rows to a file of tensors, each behind those before it in its own tensor."""
+    """Writes rows to a file of tensors, each after those before it in its own tensor."""
 
     def __init__(self, file: _native.File, source: Outgoing, rows: int) -> None:
         self._file = file

@@ -39,7 +39,7 @@ class _Foreign:
 
     names: setting there -> setting here.
     defaults: settings here, as the class has them.
-    only: settings that have no counterpart, with the values that ask for nothing.
+    only: settings that have no counterpart, with the values that switch them off.
     """
 
     make: Callable[..., Optimizer]
@@ -56,7 +56,7 @@ _HOW = {
     "capturable": (False,),
 }
 _LR = {"lr": "lr", "learning_rate": "lr"}
-# FBGEMM's, which TorchRec's classes without a step of their own stand for.
+# FBGEMM's: some classes of TorchRec have no step of their own and stand for these.
 _FBGEMM_MOMENTS = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "bias_correction": "global"}
 _FBGEMM_NAMES = {**_LR, "eps": "eps", "betas": "betas", "beta1": "beta1", "beta2": "beta2"}
 
@@ -109,14 +109,14 @@ def optimizer_of(optimizer_class: Any, optimizer_kwargs: Mapping[str, Any] | Non
     """The optimizer of ours that makes the steps of a class of `torchrec.optim` or `torch.optim` with these settings.
 
     Settings that are not given are the class's own: those of `torchrec.optim.RowWiseAdagrad` have eps=1e-10, say, where
-    ours has 1e-8. Settings without a counterpart are refused, unless they ask for nothing (`lr_decay=0`). An optimizer
-    of ours, with no settings beside it, is returned as it is.
+    ours has 1e-8. Settings without a counterpart are refused, unless their value switches them off (`lr_decay=0`). An
+    optimizer of ours is returned as it is; it takes no settings.
     """
     settings = dict(optimizer_kwargs or {})
     if isinstance(optimizer_class, Optimizer):
         if settings:
             raise ConfigError(
-                f"[optimizer_of] optimizer_kwargs: wanted none beside {optimizer_class!r}, which has its own; got "
+                f"[optimizer_of] optimizer_kwargs: wanted none with {optimizer_class!r}, which has its own; got "
                 f"{settings!r}."
             )
         return optimizer_class
@@ -149,11 +149,11 @@ def optimizer_of(optimizer_class: Any, optimizer_kwargs: Mapping[str, Any] | Non
 def apply_optimizer_in_backward(
     optimizer_class: Any, params: Any, optimizer_kwargs: Mapping[str, Any] | None = None
 ) -> None:
-    """Train the tables of a collection with this optimizer: TorchRec's function of that name, for rows.
+    """Train the tables of a collection with this optimizer, as TorchRec's function of that name does for parameters.
 
     optimizer_class: of `torchrec.optim` or `torch.optim`, see `optimizer_of`, or an optimizer of ours.
     params: a collection, a module whose only weights are those of collections, or a list of such. Not
-        `bags.parameters()`: rows are not parameters, so these are none.
+        `bags.parameters()`, which is empty: rows are not parameters.
     optimizer_kwargs: its settings.
 
     A `Table(optimizer=None)` does not train, and stays as it is.
@@ -221,7 +221,7 @@ def _require_new(collection: Collection) -> None:
 
 # ---- state
 
-# What TorchRec calls a state, behind the table's name: by FBGEMM, by its fused modules, and by torch's optimizers.
+# TorchRec's names of a state, after the table's name: FBGEMM's, its fused modules', and those of torch's optimizers.
 _FIRST = ("momentum1", "momentum_1", "exp_avg", "sum", "momentum_buffer")
 _SECOND = ("exp_avg_sq", "momentum2", "momentum_2")
 _STEP = ("step", "iter")
@@ -234,8 +234,8 @@ def load_optimizer_state(bags: Collection, state_dict: Mapping[str, Any]) -> Non
     state_dict: of `model.fused_optimizer`, of a fused module's `fused_optimizer()`, or of a `KeyedOptimizer`:
         {"state": {"...<table>.weight": {"<table>.momentum1": tensor}}}.
 
-    Every table with rows and with state has to be there. The tables' optimizers are those of the state: its shapes are
-    checked, and what differs is a StateDictError before anything changes. TorchRec's Adams count steps for the whole
+    Every table with rows and with state has to be there. The state has to be that of the tables' optimizers: where
+    shapes differ, a StateDictError is raised before anything changes. TorchRec's Adams count steps for the whole
     table: with `bias_correction="row"` every row has that count.
     """
     where = f"{bags.name}, load_optimizer_state"
@@ -250,7 +250,7 @@ def load_optimizer_state(bags: Collection, state_dict: Mapping[str, Any]) -> Non
 
 
 def _entries_of(where: str, config: Table, states: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of a table, by what they are called behind its name."""
+    """The states of a table, by their names without the table's."""
     ends = (f"{config.name}.weight", config.name)
     owners = [name for name in states if str(name) in ends or str(name).endswith(tuple(f".{end}" for end in ends))]
     if len(owners) != 1:
@@ -284,7 +284,7 @@ def _with_state(where: str, config: Table, content: TableContent, entries: Mappi
         if len(outside):
             raise StateDictError(
                 f"[{where}] table {config.name!r}: wanted keys from 0 to {rows - 1}, which {name} has rows for; got "
-                f"{outside[:3].tolist()}. Load it right behind TorchRec's weights. Nothing was loaded."
+                f"{outside[:3].tolist()}. Load it right after TorchRec's weights. Nothing was loaded."
             )
         values = given.reshape(rows, column.width)[content.keys]
         if not torch.isfinite(values).all() or (not column.signed and (values < 0).any()):
@@ -319,8 +319,8 @@ def take_batches() -> None:
     """Let TorchRec's pipelines take our KeyedJaggedTensor and KeyedTensor as a batch by themselves.
 
     They ask whether a batch is one of TorchRec's `Pipelineable` classes. Ours cannot be before TorchRec is imported,
-    which shoal never does by itself; so call this once. A class of yours, as TorchRec's `Batch`, that holds one of ours
-    among other tensors needs nothing.
+    which shoal never does by itself; so call this once. A batch class such as TorchRec's `Batch`, that holds one of ours
+    among other tensors, does not need this call.
     """
     from torchrec.streamable import Pipelineable  # type: ignore[import-not-found, unused-ignore]
 

@@ -19,7 +19,7 @@ class _Moved:
     host: dict[str, Any]
     there: dict[str, Any]
     as_moved: dict[str, tuple[int, bool]]
-    copied: torch.cuda.Event | None  # behind the copy, on the stream that made it
+    copied: torch.cuda.Event | None  # after the copy, on the stream that made it
     holders: int = 0
 
     def is_unchanged(self) -> bool:
@@ -36,17 +36,17 @@ def _marks(tensor: Tensor) -> tuple[int, bool]:
     return -1 if tensor.is_inference() else tensor._version, tensor.requires_grad
 
 
-# By the batch's id, which is nobody else's while it is here: it may be on its way to a loop twice, or to two loops.
+# By the batch's id, which no other object has while it is here. A batch may be moved twice, or for two loops.
 _moved: dict[int, _Moved] = {}
-_lock = threading.RLock()  # whoever collects garbage may hold it, and close a loop
+_lock = threading.RLock()  # a garbage collection may close a loop in the thread that holds it
 
 
 def move_in_place(features: Any, device: torch.device) -> Callable[[], None] | None:
-    """Move a KeyedJaggedTensor, ours or TorchRec's, to a device, behind what the current stream does: its holder need
-    not know. It goes by page-locked memory, and nobody waits.
+    """Move a KeyedJaggedTensor, ours or TorchRec's, to a device in place, after the current stream's work. It is
+    copied through page-locked memory, and the host does not wait for the copy.
 
-    Returns what the caller calls, once, when it needs it there no more: then it has its tensors of the host again, if
-    nobody else needs it, or has changed it. None where it was not on the host.
+    Returns a function that the caller calls once, when it no longer needs the batch there. The batch then has its
+    tensors of the host again, unless it is still needed elsewhere or was changed. None where it was not on the host.
     """
     with _lock:  # and not while it is copied: a loop may wait to let another one go
         if (moved := _moved.get(id(features))) is not None:

@@ -33,7 +33,7 @@ def names_as_attributes(names: Iterable[str]) -> SimpleNamespace:
 
 
 def state_shapes(config: Table, prefix: str) -> dict[str, tuple[torch.dtype, tuple[int, ...] | None]]:
-    """The type of every entry of a table, and its shape behind the rows; None where an entry has none for each row."""
+    """The type of every entry of a table, and its shape without rows; None where it has none for each row."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...] | None]] = {
         "weight": (getattr(torch, config.dtype), (config.dim,)),
         "weight_id": (torch.int64, (1,)),

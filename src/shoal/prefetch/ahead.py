@@ -57,7 +57,7 @@ class _Together:
             part.expect()
 
     def read(self) -> None:
-        if self.waits:  # beside each other: storages may be far away
+        if self.waits:  # at the same time: storages may be far away
             self._readers.map(lambda part: part.read(), self._parts)
         else:
             for part in self._parts:
@@ -83,7 +83,7 @@ class _Moved:
 
     def __init__(self) -> None:
         self._batches: deque[list[Callable[[], None]]] = deque()
-        self._lock = threading.RLock()  # whoever collects garbage may hold it, and close
+        self._lock = threading.RLock()  # a garbage collection may close the pass in the thread that holds it
         self._is_closed = False
 
     def add(self, moved: list[Callable[[], None]]) -> None:
@@ -215,21 +215,22 @@ def prefetch(
     bags: a collection, a list of several, or a module that holds some.
     features: finds a batch's KeyedJaggedTensor, the one that the collections will be called with, or a list with one
         for each; by default the batch is it.
-    depth: batches that are on their way at a time, and at most eight are read at a time, so it should be as many steps
-        as a read takes, and one more. Their rows hold places in memory; where all of it is held, they wait outside of
-        its budget (`ahead_bytes` in `stats()`). Once they take 16 MiB, or a quarter of it, only the next batch is read.
+    depth: how many batches are on their way at a time, of which at most eight are read at a time. One more than the
+        number of steps that a read takes is enough. Their rows hold places in memory. Where no place is free, rows wait
+        outside of the memory's budget (`ahead_bytes` in `stats()`); once these take 16 MiB, or a quarter of the budget,
+        only the next batch is read.
 
     The loader runs in a thread, ahead of the loop, by `depth` batches and, where tables are in host memory, one more:
-    one that draws from torch's global generator draws before the loop does. Give it a generator of its own. Whoever
-    leaves the loop early loses what was taken from the loader ahead, if that cannot be iterated over again; and waits
-    for a loader that is at work on a batch, up to ten seconds.
+    one that draws from torch's global generator draws before the loop does. Give it a generator of its own. Where the
+    loop is left early, batches that were taken from the loader are lost if it cannot be iterated over again, and the
+    loop waits for a loader that is at work on a batch, up to ten seconds.
 
-    A storage that fails ahead of a lookup does not end the loop: the lookup asks it again. A PrefetchWarning tells of
-    the first time, and `failures` in `stats()` counts them.
+    A storage that fails here does not end the loop: the lookup reads from it again. A PrefetchWarning tells of the
+    first failure, and `failures` in `stats()` counts all.
 
     For collections on a GPU, batches of the host are moved there, in place: the KeyedJaggedTensor that `features` finds
     has its tensors on the GPU until the loop goes on to the next batch, or is left. Then it has those of the host
-    again, unless the loop has changed it: so a list of batches does not come to lie on the GPU. Collections on
+    again, unless the loop has changed it. So a list of batches does not fill the GPU's memory. Collections on
     different devices need a KeyedJaggedTensor each: let `features` return a list. The loader's work on the GPU is on a
     stream of its own; the loop's stream waits for the batch it is given.
     """

@@ -4,8 +4,8 @@ One thread takes batches from the loader, up to `depth` ahead of the loop; other
 tier, for several batches at a time, so that `depth` hides a storage's latency. Which rows these are is found, and they
 are put there once they are read:
 - in host memory by the loop, on its way to its next batch. Both take all of its threads a moment, and spare the lookup
-  as much; beside it, another thread would take a core from one of them while the others wait for that. Where others
-  must leave memory first, and be written, that is for a thread.
+  as much; another thread at that time would take a core from one of them, and the others would wait for it. Where
+  rows must leave memory first, and be written, a thread does it.
 - for a device by threads, which wait for it.
 They place, and nothing else: with and without them a run is the same, bit for bit. A batch that could not be placed,
 for want of room or because a disk failed, is handed on all the same: its lookup brings the rows itself, or says what is
@@ -38,8 +38,8 @@ BatchT = TypeVar("BatchT")
 _LOOK_SECONDS = 0.02
 # Batches that are read at a time.
 _MOST_READERS = 8
-# A loader that does not answer is left alone after so long; the other threads, which may wait for a lock that whoever
-# closes has, sooner: they end when they can, and let go what they have.
+# A loader that does not answer is left alone after so long. Other threads are left sooner, since they may wait for a
+# lock that the closing thread holds: they end when they can, and release their batches.
 _JOIN_SECONDS = 10.0
 _JOIN_OTHERS_SECONDS = 1.0
 
@@ -106,7 +106,7 @@ class Run(Generic[BatchT]):
         self._stage = stage
         self._depth = depth
         self._streams = LoaderStreams(devices)
-        self._lock = threading.RLock()  # whoever collects garbage may hold it, and close
+        self._lock = threading.RLock()  # a garbage collection may close the run in the thread that holds it
         # What came, is found, read and ready: each is taken from the one before. The loop takes the first and the last.
         loops = threading.Condition(self._lock)
         self._came: _Line[BatchT] = _Line(loops)
@@ -119,7 +119,7 @@ class Run(Generic[BatchT]):
         self._ahead = 0  # batches that were taken from the loader, and not by the loop
         self._between = 0  # of these, those that are not ready
         self._unfound = 0  # of these, those that the loop is to find
-        self._on_way = 0  # of all, those that are found, and what comes behind that
+        self._on_way = 0  # of all, those that are found, read or ready
         self._is_found_by_loop = False  # then one more may wait to be found
         self._alive: set[_Ahead[BatchT]] = set()  # batches that are not released
         self._in_use: _Ahead[BatchT] | None = None
@@ -319,7 +319,7 @@ class Run(Generic[BatchT]):
             self._alive.add(ahead)
             is_for_loop = self._unfound > 0 or (placed is not None and placed.in_loop)
             self._is_found_by_loop |= is_for_loop
-            if not waits and not self._between:  # it overtakes nobody
+            if not waits and not self._between:  # it overtakes none
                 self._on_way += 1
                 self._put(self._ready, ahead)
                 return
@@ -349,7 +349,7 @@ class Run(Generic[BatchT]):
                     self._between -= 1
                 where.came.notify()
                 return
-        ahead.release()  # nobody will look
+        ahead.release()  # it will not be looked up
 
     def _end(self, where: _Line[BatchT]) -> None:
         with self._lock:
@@ -426,7 +426,7 @@ class Run(Generic[BatchT]):
 
     def _may_read(self, ahead: _Ahead[BatchT]) -> bool:
         """Wait while many rows are read and have no place, which are outside of any budget; False once it is closed.
-        Those before it in line count first, or they would be read beside it, too."""
+        Those before it in line count first: otherwise they would be read at the same time."""
 
         def has_memory() -> bool:
             placed = ahead.placed
@@ -445,7 +445,7 @@ class Run(Generic[BatchT]):
 
     def _work(self, ahead: _Ahead[BatchT], work: Callable[[Staging], None]) -> None:
         placed = ahead.placed
-        if placed is None:  # it failed before, or whoever closes has released it
+        if placed is None:  # it failed before, or was released by close()
             return
         try:
             work(placed)
@@ -453,7 +453,7 @@ class Run(Generic[BatchT]):
             # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
             ahead.release()
             if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
-                raise  # whoever interrupts the loop means it
+                raise  # an interrupt is meant for the loop
             if not self._is_closed and self._failure is None and _is_of_storage(error):
                 self._failure = _told(error)
 

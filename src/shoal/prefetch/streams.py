@@ -1,4 +1,4 @@
-"""CUDA streams for the thread that takes batches from a loader: what it does on a device, it does beside the loop."""
+"""CUDA streams for the thread that takes batches from a loader: its work on a device overlaps with the loop's."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -80,7 +80,7 @@ class LoaderStreams:
             self._used.popleft()
 
     def close(self) -> None:
-        """Keep nothing: the memory comes back to these streams, behind the loop's."""
+        """Keep nothing: these streams may use the memory again once the loop's streams are done with it."""
         for _batch, events in self._used:
             for stream, event in zip(self._streams, events, strict=True):
                 stream.wait_event(event)

@@ -187,9 +187,9 @@ def _serves_threads_side_by_side(storage: Storage, row_bytes: int) -> None:
         keys = keys_of(number)
         for version in range(10):
             storage.write(keys, _content(keys, version, row_bytes))
-            _expect(storage, keys, _content(keys, version, row_bytes), all_of_them, "beside other threads")
-            assert storage.erase(keys) == 50, "erase counts what was there, beside other threads"
-            _expect(storage, keys, _content(keys, version, row_bytes), ~all_of_them, "erased beside other threads")
+            _expect(storage, keys, _content(keys, version, row_bytes), all_of_them, "among other threads")
+            assert storage.erase(keys) == 50, "erase counts what was there, among other threads"
+            _expect(storage, keys, _content(keys, version, row_bytes), ~all_of_them, "erased among other threads")
         storage.write(keys, _content(keys, 10, row_bytes))
 
     def read(number: int) -> None:
@@ -198,7 +198,7 @@ def _serves_threads_side_by_side(storage: Storage, row_bytes: int) -> None:
         while not is_over.is_set():
             found = storage.read(keys)[1]
             assert bool(found.all()), "rows are gone while other threads erase others"
-        _expect(storage, keys, _content(keys, 0, row_bytes), all_of_them, "read beside other threads")
+        _expect(storage, keys, _content(keys, 0, row_bytes), all_of_them, "read among other threads")
 
     def work(part: Callable[[int], None], number: int) -> None:
         try:

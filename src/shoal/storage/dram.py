@@ -161,7 +161,7 @@ class DramStorage:
         return _native.changed_keys(self.rows, slots)
 
     def clear_changed(self, slots: Tensor) -> None:
-        """Say that nobody needs to hear again that rows changed."""
+        """Forget that rows changed: no reader needs to hear it again."""
         _native.clear_changed(self.rows, slots)
 
     # ---- whole rows, as they are below memory: weights, state, score

@@ -1,8 +1,8 @@
-"""Rows in device memory: slabs of equal length behind a table of addresses, shared by the tables of a group.
+"""Rows in device memory: slabs of equal length, reached through a table of addresses, shared by the tables of a group.
 
 Slots are numbers of the whole group. A family is the tables whose rows have one layout; each slab belongs to one. A
-family of tables with a tier below has its slabs in pinned host memory, and beside them slabs in device memory for
-copies of rows: kernels reach either.
+family of tables with a tier below has its slabs in pinned host memory, and further slabs in device memory for copies
+of rows: kernels reach either.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def _units(size: int) -> int:
 class Layout:
     """What a row is made of.
 
-    whole: a row's tail lies behind its weights, not behind the weights of all rows. Lookups, which read weights alone,
-    are then a little slower; a row that crosses the bus is one access to the host's memory, and these are the cost.
+    whole: a row's tail comes right after its weights, not after the weights of all rows. Lookups, which read weights
+    alone, are then a little slower; but a row that crosses the bus is one access to host memory, which costs most.
     """
 
     dim: int
@@ -89,7 +89,7 @@ class Layout:
 
     @property
     def flags_at(self) -> int:
-        """The word of the tail with the flags: between state and score where one is left over, else behind them."""
+        """The word of the tail with the flags: between state and score where one is left over, else after them."""
         return self.state_floats if self.state_floats % 2 else self.state_floats + 2
 
     @property

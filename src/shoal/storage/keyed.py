@@ -18,13 +18,13 @@ class Storage(ABC):
     """Rows by key, many at a time. Keys are int64 [n], all different; rows are uint8 [n, row_bytes], on cpu.
 
     Calls come from several threads. A call that fails raises, and may have done a part of its work: it is made again
-    with the same arguments once the cause is gone, or the rows stay where they are. Arguments are not a storage's to
-    change, and what it returned not any more: rows that were read ahead wait while others are read. `check_storage` of
-    `shoal.storage` tries all of this on a storage of your own.
+    with the same arguments once the cause is gone, or the rows stay where they are. A storage may change neither its
+    arguments nor, later, the tensors that it returned: rows that were read ahead wait while others are read.
+    `check_storage` of `shoal.storage` tries all of this on a storage of your own.
 
-    A table's tier is what makes one (`tiers=[Dram(...), MyStorage]`), called with the bytes of a row for each table and
-    each deepcopy: tables do not share one. It is a tier, no copy: rows that changed in memory come to it when they
-    leave that, and not when the process ends. To have rows again, commit or save them.
+    `tiers=[Dram(...), MyStorage]` names a class or a function that makes one. It is called with the bytes of a row, for
+    each table and each deepcopy: tables do not share a storage. A storage is a tier and no backup: rows that changed in
+    memory are written to it when they leave memory, and not when the process ends. To keep rows, commit or save them.
     """
 
     @abstractmethod

@@ -9,8 +9,8 @@ from shoal import _native
 from shoal.config import Column
 
 _SCORE_BYTES = 8
-# Rows on their way that take more are mapped, and the system's again as soon as nobody holds them. The heap would keep
-# what each thread freed: with batches of 20,000 keys and eight of them ahead, 140 MiB that are in nobody's budget.
+# Rows on their way that take more are mapped, and go back to the system as soon as they are released. The heap would
+# keep the memory that each thread freed: with eight batches of 20,000 keys ahead, 140 MiB outside of any budget.
 _MAPPED_BYTES = 1 << 18
 
 

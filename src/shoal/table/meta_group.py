@@ -18,7 +18,7 @@ class MetaGroup(HostGroup):
     """Tables that have settings and no rows. They can be asked what they hold, which is nothing, and not changed."""
 
     def __init__(self, name: str, configs: Sequence[Table], seed: int) -> None:
-        # Without tiers: these open files and storages, which are for whoever has the rows.
+        # Without tiers: these open files and storages, which are for a group with rows.
         super().__init__(name, [replace(config, tiers=None) for config in configs], seed)
         self.device = torch.device("meta")
 

@@ -19,8 +19,7 @@ class JaggedTensor(Jagged):
     values: [n, ...], of any type.
     weights: [n, ...], or None.
     lengths: values in each bag, int32 or int64.
-    offsets: where each bag starts, with the end of the last behind; instead of lengths, or beside them, and then they
-        must agree.
+    offsets: where each bag starts, and where the last ends. Give lengths or offsets, or both if they agree.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class JaggedTensor(Jagged):
         shape = (lengths.shape[0], desired_length, *elements.shape[1:])
         padding = elements.new_full((1, *elements.shape[1:]), int(padding_value) if integral else padding_value)
         column = torch.arange(desired_length, device=elements.device)
-        # Cells outside their bag read the padding, which stands behind the last element.
+        # Cells outside their bag read the padding, which comes after the last element.
         source = torch.where(column < lengths.unsqueeze(1), starts.unsqueeze(1) + column, elements.shape[0])
         return torch.cat([elements, padding]).index_select(0, source.reshape(-1)).reshape(shape)
 

@@ -24,7 +24,8 @@ class KeyedJaggedTensor(Jagged):
     values: [n] ids, int32 or int64, key by key.
     weights: [n, ...], one per id, or None.
     lengths: [len(keys) * stride] ids in each bag, int32 or int64.
-    offsets: [len(keys) * stride + 1]; instead of lengths, or beside them, and then they must agree.
+    offsets: [len(keys) * stride + 1] where each bag starts, and where the last ends. Give lengths or offsets, or
+        both if they agree.
     stride: samples in the batch. It follows from the lengths, unless there are no keys.
     """
 
@@ -151,7 +152,7 @@ class KeyedJaggedTensor(Jagged):
         return self.index_per_key()
 
     def lengths_offset_per_key(self) -> list[int]:
-        """Where each key starts in the lengths, with the end of the last behind."""
+        """Where each key starts in the lengths, and where the last one ends."""
         return running_sum(self.stride_per_key())
 
     def length_per_key(self) -> list[int]:
@@ -169,7 +170,7 @@ class KeyedJaggedTensor(Jagged):
         return None if self._length_per_key is None else list(self._length_per_key)
 
     def offset_per_key(self) -> list[int]:
-        """Where each key starts in the values, with the end of the last behind. Waits for the device the first time."""
+        """Where each key starts in the values, and where the last one ends. Waits for the device the first time."""
         return running_sum(self.length_per_key())
 
     def offset_per_key_or_none(self) -> list[int] | None:

@@ -110,7 +110,7 @@ class KeyedTensor(metaclass=Traceable):
         return list(self._length_per_key)
 
     def offset_per_key(self) -> list[int]:
-        """Where each key's columns start, with the end of the last behind."""
+        """Where each key's columns start, and where the last one's end."""
         return running_sum(self._length_per_key)
 
     def _key_indices(self) -> dict[str, int]:

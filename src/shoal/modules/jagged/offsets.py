@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def to_offsets(lengths: Tensor) -> Tensor:
-    """Where each bag starts, with the end of the last behind, in the type of the lengths."""
+    """Where each bag starts, and where the last ends, in the type of the lengths."""
     # cumsum would widen int32 unless told.
     return torch.nn.functional.pad(torch.cumsum(lengths, dim=0, dtype=lengths.dtype), (1, 0))
 

@@ -66,7 +66,7 @@ def _require_kind(kind: Any) -> None:
 
 
 def _ids_of_chunk(array: Any, before: int) -> Tensor:
-    """Ids of an array, which has no nulls, or whose nulls nobody looks at. `before`: how many ids are before it."""
+    """Ids of an array, without nulls, or with nulls that are not read. `before`: how many ids are before it."""
     import pyarrow as pa
     import pyarrow.types as of
 

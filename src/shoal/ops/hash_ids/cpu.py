@@ -1,4 +1,4 @@
-"""Ids of strings by the native core, which takes them by address: whoever calls keeps the memory."""
+"""Ids of strings by the native core, which takes them by address: the caller keeps the memory alive."""
 
 import ctypes
 
@@ -16,7 +16,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def hash_strings(data: int, data_bytes: int, offsets: int, are_wide: bool, n: int) -> Tensor:
-    """Ids of n strings behind one another; n + 1 offsets into the data, of 64 bits if they are wide, else of 32."""
+    """Ids of n strings, one after another; n + 1 offsets into the data, of 64 bits if they are wide, else of 32."""
     out = torch.empty(n, dtype=torch.int64, device="cpu")
     wrong = _native.hash_strings(data, data_bytes, offsets, are_wide, out, get_num_threads())
     if wrong >= 0:
