@@ -318,9 +318,9 @@ def _step_of(entries: Mapping[str, Any]) -> int | None:
 def take_batches() -> None:
     """Let TorchRec's pipelines take our KeyedJaggedTensor and KeyedTensor as a batch by themselves.
 
-    They ask whether a batch is one of TorchRec's `Pipelineable` classes. Ours are not before TorchRec is imported, which
-    shoal never does by itself; so call this once. A batch class such as TorchRec's `Batch`, which holds one of ours among
-    other tensors, does not need this call.
+    They ask whether a batch is one of TorchRec's `Pipelineable` classes. Ours are not before TorchRec is imported,
+    which shoal never does by itself; so call this once. A batch class such as TorchRec's `Batch`, which holds one of
+    ours among other tensors, does not need this call.
     """
     from torchrec.streamable import Pipelineable  # type: ignore[import-not-found, unused-ignore]
 
