@@ -202,7 +202,9 @@ class Collection(nn.Module):
     def _as_given(self) -> list[Any]:
         """TorchRec's configs, which its models read again, and Tables that know the number of their rows."""
         return [
-            config.counted_by(partial(_rows_of, weakref.ref(self._group), number)) if isinstance(given, Table) else given
+            config.counted_by(partial(_rows_of, weakref.ref(self._group), number))
+            if isinstance(given, Table)
+            else given
             for number, (given, config) in enumerate(zip(self._given, self._configs, strict=True))
         ]
 

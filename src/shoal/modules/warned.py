@@ -14,4 +14,3 @@ def warn(category: type[ShoalWarning], text: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PASSED:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
-
