@@ -102,7 +102,7 @@ class _Walk:
                 is_said = False
                 yield CommittedChanges(self._files, self._manifest, whole)
                 self._wanted = version + 1
-                if not self._fits(self._wanted):
+                if self._manifest.is_skipped(self._wanted):  # a repair ended the segment here
                     return
             problem = scan.problem
             resume = None if problem is None else segment.next_whole(scan.stopped, self._fits, self._kept_to)
