@@ -21,10 +21,10 @@ from shoal.log.ahead import in_background
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
 from shoal.log.compact import compact, let_go
-from shoal.log.dense import restored_dense, write_dense
+from shoal.log.dense import require_states, restored_dense, write_dense
 from shoal.log.files import Files, is_new, remove_file, require_folder, size_of
 from shoal.log.head import Head, HeadWriter
-from shoal.log.job import ADVICE, claim, this_rank
+from shoal.log.job import ADVICE, claim, require_own
 from shoal.log.manifest import (
     changing_manifest,
     read_manifest,
@@ -42,6 +42,7 @@ from shoal.log.verify import Report, verify
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import excerpt
 from shoal.records.frames import encode_commit, encode_deletes, encode_puts
+from shoal.table import JobRank, this_rank
 from shoal.table.changes import BEGINNING, Mark
 
 Fsync = Literal["each", "interval", "never"]
@@ -89,6 +90,7 @@ class ChangeLog:
         self.repairs: tuple[Repair, ...] = ()
         self._is_closed = False
         self._lock: Any = None
+        self._claimed: JobRank | None = None
         self._newest: Commit | None = None
         self._mutex = threading.RLock()
         self._process = os.getpid()
@@ -113,7 +115,7 @@ class ChangeLog:
                 error.add_note(f"Is it another rank of this job? {ADVICE}")
             raise
         try:
-            claim(self._files, self._where)
+            require_own(self._files, self._where)
             if repair:
                 self._repair()
             self._open()
@@ -243,6 +245,8 @@ class ChangeLog:
             self._require_open()
             tables = LoggedTables(self._where, bags)
             told = self._told(step, event_time, metadata)
+            require_states(self._where, dense, optimizer)
+            self._claim()
             version = told.version
             writer = self._begin_commit([table.layout for table in tables.values()])
             is_written = False
@@ -272,6 +276,7 @@ class ChangeLog:
         with self._mutex:
             self._require_open()
             told = self._told(None, None, metadata)
+            self._claim()
             writer = self._begin_commit([layout])
             number = self._manifest.number_of(layout.name)
             assert number is not None
@@ -309,6 +314,10 @@ class ChangeLog:
         self._versions.update(dict.fromkeys(tables, commit.mark))
         if self._kept_now:
             self._keep()
+
+    def _claim(self) -> None:
+        """Say which rank writes, before the first byte of a version is written."""
+        self._claimed = claim(self._files, self._where, self._claimed)
 
     @property
     def _next(self) -> int:
@@ -358,6 +367,8 @@ class ChangeLog:
             version = integer(self._where, "version", self._next if version is None else version, low=self._next)
             told = replace(self._told(step, event_time, metadata), version=version)
             layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()], ())
+            require_states(self._where, dense, optimizer)
+            self._claim()
             writer = SnapshotWriter(self._files, version)
             is_named = False
             try:

@@ -135,6 +135,7 @@ class LogReader:
         """Whole commits behind a version, in order, up to the newest, or to a version behind which nothing is looked
         at. Raises DamagedError where one is damaged, behind those before it."""
         manifest, head = self.manifest, self._head
+        self.require_not_skipped(after)
         if manifest.after(after) < manifest.segments[0]:
             raise CheckpointError(
                 f"[log {self.files.root}] versions up to {manifest.segments[0] - 1} are in a snapshot alone; changes "
@@ -145,7 +146,7 @@ class LogReader:
             return
         for number, first in enumerate(manifest.segments):
             is_last = number + 1 == len(manifest.segments)
-            if not is_last and manifest.segments[number + 1] <= after + 1:
+            if not is_last and manifest.segments[number + 1] <= manifest.after(after):
                 continue
             place = (first, len(header_of(manifest.identity, first)))
             for whole, segment in self._of_segment(first, is_last, head, after):
@@ -199,7 +200,7 @@ class LogReader:
         """The newest commit."""
         found: Commit | None = None
         for first in self.manifest.segments[:-3:-1]:  # the last one may be empty
-            for one in self.commits(first - 1):
+            for one in self.commits(self.manifest.before(first)):
                 found = one.commit
             if found is not None:
                 break
@@ -303,9 +304,7 @@ def whole_commits(files: Files, after: int) -> Iterator[CommittedChanges]:
     while True:
         before = manifests_in(files.root)
         try:
-            reader = LogReader(files, hold=True)
-            reader.require_not_skipped(after)
-            for one in reader.commits(after):
+            for one in LogReader(files, hold=True).commits(after):
                 yield one
                 if one.damage is not None:
                     raise one.damage

@@ -21,6 +21,7 @@ from shoal.records import Rows
 from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
+from shoal.table.job import this_rank
 from shoal.table.lease import Leases
 from shoal.table.readers import Readers
 
@@ -257,6 +258,7 @@ class Group(ABC):
         # A thread waits in each for a table's storage; none is made before it is needed.
         self.readers = Readers(_READERS)
         self._process, self._forks = os.getpid(), _forks
+        this_rank()  # remembered for logs, which may be written when the process group is gone
 
     def number_of(self, table: str) -> int | None:
         """The number of the table of that name."""
