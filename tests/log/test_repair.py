@@ -617,3 +617,30 @@ def test_a_snapshot_of_the_version_that_replaced_all_is_gone_on_from(tmp_path):
         assert log.verify().is_sound
     again, _ = recovered(tmp_path / "log")
     assert_rows(again, rows_of(bags))
+
+
+def test_the_error_names_the_newest_version_that_can_be_read(tmp_path):
+    logged = Logged(tmp_path / "log", compact_at=(5,))
+    logged.flip("header")
+    with pytest.raises(StorageError, match=r"version 4, offset.*Version 5 can still be read, with version=5"):
+        shoal.recover(tmp_path / "log", made())
+    bags = made()
+    assert shoal.recover(tmp_path / "log", bags, version=5).version == 5
+    assert_rows(bags, logged.rows[5])
+
+
+def test_a_folder_that_ranks_saved_to_is_named(tmp_path):
+    for rank in range(2):
+        shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=1)
+    with pytest.raises(CheckpointError, match=r"a folder that ranks saved to \(rank-00000-of-00002\)"):
+        shoal.open_log(tmp_path / "saved")
+
+
+def test_a_checkpoint_whose_snapshot_is_damaged_has_to_be_restored(tmp_path):
+    bags = made()
+    train(bags, [1], keys=30)
+    shoal.save(tmp_path / "saved", bags)
+    flip_snapshot(tmp_path / "saved")
+    said = CliRunner().invoke(app, ["repair", str(tmp_path / "saved")])
+    assert said.exit_code == 1
+    assert "restore the log from another copy" in said.output + said.stderr

@@ -224,7 +224,14 @@ class LogReader:
             )
         if version is not None:
             self.require_not_skipped(version)
-        return self._at(version, [one for one in manifest.snapshots if version is None or one.version <= version])
+        snapshots = [one for one in manifest.snapshots if version is None or one.version <= version]
+        try:
+            return self._at(version, snapshots)
+        except DamagedError as error:
+            newest = max([manifest.before(error.version), *(one.version for one in snapshots)])
+            if newest < manifest.oldest:
+                raise
+            raise error.reading(newest) from None
 
     def _at(self, version: int | None, snapshots: list[SnapshotEntry]) -> "Version | None":
         """The same, from the last one of these snapshots that is whole."""

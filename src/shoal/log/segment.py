@@ -85,6 +85,16 @@ class DamagedError(StorageError):
         error.segment, error.offset, error.version = segment, offset, version
         return error
 
+    def reading(self, version: int) -> "DamagedError":
+        """The same error, which says that a version is the newest that can be read as it is."""
+        text = str(self).replace("Versions before it can still be read. ", "")
+        said = (
+            f"Version {version} can still be read, with version={version}; a repair goes on from the highest whole one."
+        )
+        error = DamagedError(f"{text} {said}")
+        error.segment, error.offset, error.version = self.segment, self.offset, self.version
+        return error
+
 
 def header_of(identity: str, first: int) -> bytes:
     """The first bytes of a segment."""
