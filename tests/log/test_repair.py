@@ -217,9 +217,17 @@ MODULES = {repair_module.__file__, aside_module.__file__}
 
 def test_a_repair_that_is_killed_anywhere_is_run_again(tmp_path):
     """Writes are calls of the system each: who dies between two lines has done those before, and no more."""
-    for kind, compact_at, newest in (("end", (), 3), ("beginning", (5,), NEWEST)):
+    for kind, compact_at, newest in (("end", (), 3), ("beginning", (5,), NEWEST), ("replaced", (), NEWEST + 2)):
         logged = Logged(tmp_path / kind, compact_at=compact_at)
-        gone = logged.flip("header")
+        gone = logged.flip("rows" if kind == "replaced" else "header")
+        if kind == "replaced":
+            older = made()
+            shoal.recover(tmp_path / kind, older, version=3)
+            with shoal.ChangeLog(tmp_path / kind) as log:
+                for version in (NEWEST + 1, NEWEST + 2):
+                    train(older, [version + 50], keys=30)
+                    assert log.commit(older) == version
+            logged.rows[NEWEST + 2] = rows_of(older)
         line, is_over = 1, False
         while not is_over:
             path = tmp_path / "log"
@@ -234,7 +242,7 @@ def test_a_repair_that_is_killed_anywhere_is_run_again(tmp_path):
             bags, _ = recovered(path)
             assert_rows(bags, logged.rows[newest])
             kept = [one.read_bytes() for one in path.glob("set-aside/*/segments/*")]
-            assert any(one.endswith(gone) for one in kept), line
+            assert any(gone in one for one in kept), line
             shutil.rmtree(path)
             line += 7
 
@@ -644,3 +652,12 @@ def test_a_checkpoint_whose_snapshot_is_damaged_has_to_be_restored(tmp_path):
     said = CliRunner().invoke(app, ["repair", str(tmp_path / "saved")])
     assert said.exit_code == 1
     assert "restore the log from another copy" in said.output + said.stderr
+
+
+def test_a_save_onto_a_part_that_was_repaired_takes_a_number_that_is_free(tmp_path):
+    Logged(tmp_path / "saved" / "rank-00000-of-00002").flip("rows")
+    with repaired(tmp_path / "saved" / "rank-00000-of-00002") as log:
+        assert log.version == 3
+    for rank in range(2):
+        assert shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=9) == NEWEST + 1
+    assert shoal.load(tmp_path / "saved", made()).step == 9
