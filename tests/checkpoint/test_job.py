@@ -1,5 +1,6 @@
 """Ranks of one job that write to one path, and all who may."""
 
+import os
 import time
 
 import pytest
@@ -9,6 +10,8 @@ import torch.multiprocessing as multiprocessing
 
 import shoal
 from shoal.errors import CheckpointError, ShoalError
+from shoal.log import job
+from shoal.table import JobRank
 
 RANKS = 2
 
@@ -53,6 +56,92 @@ def run(rank, folder, number):
     assert done.sum() == 1
     dist.barrier()
     dist.destroy_process_group()
+
+
+def refuse(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    bags = bags_of(rank)
+    if rank == 1:
+        with pytest.raises(ShoalError, match="metadata"):
+            shoal.save(folder / "saved", bags, metadata={"a": object()})
+        with pytest.raises(ShoalError, match="dense"):
+            shoal.save(folder / "saved", bags, dense=3)
+        with pytest.raises(ShoalError, match="version 1, offset"):
+            shoal.ChangeLog(folder / "damaged")
+        shoal.ChangeLog(folder / "log").close()
+    dist.barrier()
+    if rank == 0:
+        shoal.save(folder / "saved", bags)
+        with pytest.warns(shoal.log.RepairWarning), shoal.ChangeLog(folder / "damaged", repair=True) as log:
+            log.commit(bags)
+        with shoal.ChangeLog(folder / "log") as log:
+            log.commit(bags)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_was_refused_does_not_keep_others_out(tmp_path):
+    bags = bags_of(0)
+    with shoal.ChangeLog(tmp_path / "damaged") as log:
+        log.commit(bags)
+        log.commit(bags)
+    (segment,) = (tmp_path / "damaged" / "segments").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[64 + 20] ^= 1
+    segment.write_bytes(data)
+    multiprocessing.spawn(refuse, (tmp_path,), nprocs=RANKS)
+
+
+def save_alone_afterwards(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=RANKS)
+    bags = bags_of(rank)
+    if rank == 0:
+        shoal.save(folder / "saved", bags)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        shoal.save(folder / "own", bags)
+    else:
+        with pytest.raises(CheckpointError, match="rank 0 wrote it, and this is rank 1"):
+            shoal.save(folder / "saved", bags)
+
+
+def test_a_process_knows_its_rank_when_the_group_is_gone(tmp_path):
+    multiprocessing.spawn(save_alone_afterwards, (tmp_path,), nprocs=RANKS)
+
+
+def test_a_process_that_is_another_rank_of_a_second_group_goes_on_with_its_log(tmp_path, monkeypatch):
+    """As with two groups that use one store."""
+
+    def save_as(rank, process):
+        monkeypatch.setattr(job, "this_rank", lambda: JobRank("job", rank, process))
+        return shoal.save(tmp_path / "saved", bags_of(rank))
+
+    assert save_as(0, "first") == 1
+    assert save_as(1, "first") == 2
+    with pytest.raises(CheckpointError, match="rank 1 wrote it, and this is rank 0"):
+        save_as(0, "second")
+
+
+def restart(rank, folder, attempt, port):
+    os.environ["TORCHELASTIC_RUN_ID"], os.environ["TORCHELASTIC_RESTART_COUNT"] = "run", str(attempt)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"group{attempt}", store), rank=rank, world_size=RANKS)
+    if rank == (attempt + 1) % RANKS:
+        # As torchrun's, whose store is the same in all attempts.
+        dist.distributed_c10d._world.pg_map[dist.distributed_c10d._get_default_group()] = ("gloo", store)
+        shoal.save(folder / "saved", bags_of(rank))
+    dist.barrier()
+    os._exit(0)
+
+
+def test_workers_that_torchrun_started_again_are_another_job(tmp_path):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for attempt in range(2):
+        multiprocessing.spawn(restart, (tmp_path, attempt, store.port), nprocs=RANKS)
+    rows = bags_of(7)
+    assert shoal.load(tmp_path / "saved", rows).version == 2
 
 
 def test_a_path_that_another_rank_of_the_job_wrote_is_refused(tmp_path):

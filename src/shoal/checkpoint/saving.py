@@ -66,8 +66,7 @@ def _version_together(path: Path, here: Rank, step: int | None) -> int:
     versions = {}
     saving = 0
     for rank in range(here.ranks):
-        commit = _newest(Rank(rank, here.ranks).folder(path))
-        versions[rank] = 0 if commit is None else commit.version
+        commit, versions[rank] = _newest(Rank(rank, here.ranks).folder(path))
         if commit is not None and rank != here.rank and step is not None and commit.step == step:
             saving = max(saving, commit.version)
     own = versions[here.rank]
@@ -76,7 +75,10 @@ def _version_together(path: Path, here: Rank, step: int | None) -> int:
     return saving if saving > own else max(versions.values()) + 1
 
 
-def _newest(part: Path) -> Commit | None:
+def _newest(part: Path) -> tuple[Commit | None, int]:
+    """The newest commit of a part, and the highest number that it cannot use again: a repair may have skipped some."""
     with suppress(ShoalError):  # not there, being made, or damaged
-        return LogReader(Files(str(part))).newest()
-    return None
+        reader = LogReader(Files(str(part)))
+        if (commit := reader.newest()) is not None:
+            return commit, reader.manifest.after(commit.version) - 1
+    return None, 0

@@ -159,8 +159,8 @@ def compact(
 
 @app.command()
 def repair(path: LogPath) -> None:
-    """Set damaged segments aside, and have the log go on from the last whole version. No byte is deleted. Exits with 1
-    where something is damaged that this does not mend."""
+    """Set what is damaged aside, and have the log go on from the highest version that is whole. No byte is deleted.
+    Exits with 1 where something is damaged that this does not mend."""
     import warnings
 
     from shoal.log import ChangeLog, RepairWarning
@@ -174,7 +174,7 @@ def repair(path: LogPath) -> None:
             for one in log.repairs:
                 _say(f"{part}: {one}")
             if not log.repairs:
-                _say(f"{part}: no segment is damaged; the newest version is {log.version}")
+                _say(f"{part}: no segment or snapshot is damaged; the newest version is {log.version}")
             report = log.verify()
         if not report.is_sound:
             print_report(Console(), part, report)

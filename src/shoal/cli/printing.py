@@ -32,6 +32,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "commits": [_commit_json(one) for one in summary.commits],
         "dense_bytes": summary.dense_bytes,
         "damage": summary.damage,
+        "unfinished_bytes": summary.unfinished,
     }
 
 
@@ -71,6 +72,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "commits": report.commits,
         "rows": report.rows,
         "dense": report.dense,
+        "unfinished_bytes": report.unfinished,
         "problems": report.problems,
     }
 
@@ -83,8 +85,15 @@ def print_report(console: Console, path: Path, report: Report) -> None:
     console.print(Text(f"{path}: {counted}"), soft_wrap=True)
     for problem in report.problems:
         console.print(Text(problem, style="red"), soft_wrap=True)
+    _print_unfinished(console, report.unfinished)
     if report.is_sound:
         console.print(Text("all of it is as it was written", style="green"))
+
+
+def _print_unfinished(console: Console, size: int) -> None:
+    if size:
+        text = f"{size:,} bytes after the last whole commit: a writer is at work, or died"
+        console.print(Text(text), soft_wrap=True)
 
 
 def print_summary(console: Console, path: Path, summary: Summary) -> None:
@@ -96,6 +105,7 @@ def print_summary(console: Console, path: Path, summary: Summary) -> None:
     console.print(Text(f"{path}: {versions}{dense}", style="bold"), soft_wrap=True)
     if summary.damage is not None:
         console.print(Text(f"damaged: {summary.damage}", style="red"), soft_wrap=True)
+    _print_unfinished(console, summary.unfinished)
     tables = _grid("tables", "name", "dim", "dtype", "state", "rows", "bytes", "step")
     for table in summary.tables:
         layout = table.layout

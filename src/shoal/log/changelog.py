@@ -16,15 +16,15 @@ import torch
 from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
-from shoal.errors import ConfigError, ForkError, InputError, StorageError
+from shoal.errors import CheckpointError, ConfigError, ForkError, InputError, StorageError
 from shoal.log.ahead import in_background
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
 from shoal.log.compact import compact, let_go
-from shoal.log.dense import restored_dense, write_dense
+from shoal.log.dense import require_states, restored_dense, write_dense
 from shoal.log.files import Files, is_new, remove_file, require_folder, size_of
 from shoal.log.head import Head, HeadWriter
-from shoal.log.job import ADVICE, claim, this_rank
+from shoal.log.job import ADVICE, claim, require_own
 from shoal.log.manifest import (
     changing_manifest,
     read_manifest,
@@ -42,6 +42,7 @@ from shoal.log.verify import Report, verify
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import excerpt
 from shoal.records.frames import encode_commit, encode_deletes, encode_puts
+from shoal.table import JobRank, this_rank
 from shoal.table.changes import BEGINNING, Mark
 
 Fsync = Literal["each", "interval", "never"]
@@ -58,8 +59,8 @@ class ChangeLog:
     retain: how many snapshots `compact` keeps; versions from the oldest of them on can be had again.
     mode: "r" reads a log that is there, while another process writes it or none does: `tail`, `at`, `verify`, `version`
         and `newest`, each of which sees what is there when it is called. It takes no lock and changes no file.
-    repair: True has damaged segments set aside, to go on from the last whole version; `repairs` says what was done. It
-        reads all rows that are in segments.
+    repair: True sets what is damaged aside, to go on from the highest version that is whole; `repairs` says what was
+        done. It reads all rows of the log.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ChangeLog:
         self.repairs: tuple[Repair, ...] = ()
         self._is_closed = False
         self._lock: Any = None
+        self._claimed: JobRank | None = None
         self._newest: Commit | None = None
         self._mutex = threading.RLock()
         self._process = os.getpid()
@@ -103,6 +105,8 @@ class ChangeLog:
             LogReader(self._files)  # raises where there is no log
             return
         require_empty(self._files, self._where)
+        if repair and is_new(self._files):
+            raise CheckpointError(f"[{self._where}] repair: wanted a log; there is none. Is the path right?")
         _native.make_directories(str(self._files.root))
         try:
             self._lock = _native.FileLock.take(str(self._files.lock), "log")
@@ -111,8 +115,8 @@ class ChangeLog:
                 error.add_note(f"Is it another rank of this job? {ADVICE}")
             raise
         try:
-            claim(self._files, self._where)
-            if repair and not is_new(self._files):
+            require_own(self._files, self._where)
+            if repair:
                 self._repair()
             self._open()
         except BaseException:
@@ -241,7 +245,9 @@ class ChangeLog:
             self._require_open()
             tables = LoggedTables(self._where, bags)
             told = self._told(step, event_time, metadata)
-            version = self.version + 1
+            require_states(self._where, dense, optimizer)
+            self._claim()
+            version = told.version
             writer = self._begin_commit([table.layout for table in tables.values()])
             is_written = False
             try:
@@ -270,6 +276,7 @@ class ChangeLog:
         with self._mutex:
             self._require_open()
             told = self._told(None, None, metadata)
+            self._claim()
             writer = self._begin_commit([layout])
             number = self._manifest.number_of(layout.name)
             assert number is not None
@@ -307,6 +314,15 @@ class ChangeLog:
         self._versions.update(dict.fromkeys(tables, commit.mark))
         if self._kept_now:
             self._keep()
+
+    def _claim(self) -> None:
+        """Say which rank writes, before the first byte of a version is written."""
+        self._claimed = claim(self._files, self._where, self._claimed)
+
+    @property
+    def _next(self) -> int:
+        """The number of the next version."""
+        return self._manifest.after(self.version)
 
     @property
     def _mark(self) -> Mark:
@@ -348,11 +364,11 @@ class ChangeLog:
         with self._mutex:
             self._require_open()
             tables = LoggedTables(self._where, bags)
-            if version is None:
-                version = self.version + 1
-            integer(self._where, "version", version, low=self.version + 1)
+            version = integer(self._where, "version", self._next if version is None else version, low=self._next)
             told = replace(self._told(step, event_time, metadata), version=version)
             layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()], ())
+            require_states(self._where, dense, optimizer)
+            self._claim()
             writer = SnapshotWriter(self._files, version)
             is_named = False
             try:
@@ -370,7 +386,7 @@ class ChangeLog:
                 is_named = True
                 with changing_manifest(self._files) as write:
                     now = read_manifest(self._files)
-                    changed = replace(layouts, snapshots=(entry,), segments=(version + 1,), kept_from=0)
+                    changed = replace(layouts, snapshots=(entry,), segments=(version + 1,), kept_from=0, skipped=())
                     write(changed)
                 self._manifest, self._newest = changed, commit
                 self._versions, self._known_from = {}, commit.mark
@@ -393,7 +409,7 @@ class ChangeLog:
         if event_time is not None and not abs(event_time) <= 2**63:
             raise InputError(f"[{self._where}] event_time: wanted seconds; got {excerpt(event_time)}.")
         return Commit(
-            self.version + 1,
+            self._next,
             time.time(),
             step,
             None if event_time is None else float(event_time),
@@ -500,7 +516,7 @@ class ChangeLog:
         return self._require_open()[0]
 
     def _begin_segment(self) -> None:
-        first = self.version + 1
+        first = self._next
         new_segment(self._files, self._manifest, first)
         try:
             with changing_manifest(self._files) as write:
@@ -523,8 +539,9 @@ class ChangeLog:
     # ---- reading, and what is done with versions
 
     def tail(self, since: int = 0) -> Iterator[CommittedChanges]:
-        """Whole commits behind a version, in order, up to the newest. Where one is damaged, those before it come, and
-        then an error that says where."""
+        """Whole commits after a version, in order, up to the newest. Where one is damaged, those before it come, and
+        then an error that says where. Rows are read by `changes()`: where it finds them damaged, `tail` ends with the
+        same error. A version that a repair took out of the log is refused: begin again with `at`."""
         self._require_readable()
         return whole_commits(self._files, integer(self._where, "since", since, low=0))
 

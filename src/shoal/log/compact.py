@@ -9,9 +9,9 @@ import torch
 from shoal import _native
 from shoal.errors import CheckpointError, StorageError
 from shoal.log.files import Files, names_in, remove_file, remove_folder
-from shoal.log.manifest import Manifest, changing_manifest, read_manifest
+from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, read_manifest
 from shoal.log.reader import LogReader, Version, Winners
-from shoal.log.snapshot import SnapshotWriter, buckets_of, rows_in_block, told_of
+from shoal.log.snapshot import SnapshotError, SnapshotWriter, buckets_of, rows_in_block, told_of
 from shoal.records import Layout, Rows, join
 
 # Rows that changed are held in memory at a time, in bytes; where there are more, buckets are taken in turns.
@@ -47,32 +47,50 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
             return None
         if version.manifest.snapshots and not version.is_behind_snapshot:
             return _retain_only(files, retain)
+        if version.manifest.snapshots and version.manifest.snapshots[-1].version == version.commit.version:
+            return None  # it is damaged, which a repair mends
         # On the disk before the snapshot is: else a power cut might leave a log whose segment ends before it.
         with _native.File.open_to_write(str(files.segment(version.manifest.segments[-1]))) as segment:
             segment.sync()
         _remove_remains(files, version)
-        writer = SnapshotWriter(files, version.commit.version, _SUFFIX)
-        try:
-            for name, layout in version.layouts.items():
-                number = version.manifest.number_of(name)
-                assert number is not None
-                writer.table(number, layout, told_of(by_bucket(version, layout), progress))
-            tables = {
-                name: replace(one, puts=0, deletes=0, replaces=False) for name, one in version.commit.tables.items()
-            }
-            entry = writer.finish(replace(version.commit, tables=tables))
-        except BaseException:
-            writer.abandon()
-            raise
+        entry, is_damaged = _newest_snapshot(files, version, progress)
         with changing_manifest(files) as write:
             now = read_manifest(files)
             if now.snapshots and now.snapshots[-1].version >= entry.version:  # the log was rewritten meanwhile
                 remove_folder(files.snapshot(entry.version))
                 return None
-            changed = _retained(replace(now, snapshots=(*now.snapshots, entry)), retain)
+            changed = replace(now, snapshots=(*now.snapshots, entry))
+            # What a damaged snapshot would let go is what stands in for it.
+            changed = changed if is_damaged else _retained(changed, retain)
             write(changed)
         let_go(files, now, changed)
         return entry.version
+
+
+def _newest_snapshot(files: Files, version: Version, progress: Callable[[int], None]) -> tuple[SnapshotEntry, bool]:
+    """A snapshot of a version, and whether a damaged one was met, without which it was made."""
+    newest = version.manifest.snapshots[-1].version if version.manifest.snapshots else 0
+    is_damaged = newest > version.begins_at
+    while True:
+        try:
+            return write_snapshot(files, version, progress), is_damaged
+        except SnapshotError as error:
+            version, is_damaged = version.without_snapshot(error), True
+
+
+def write_snapshot(files: Files, version: Version, progress: Callable[[int], None]) -> SnapshotEntry:
+    """Write a snapshot of a version. It is complete, and the manifest does not name it yet."""
+    writer = SnapshotWriter(files, version.commit.version, _SUFFIX)
+    try:
+        for name, layout in version.layouts.items():
+            number = version.manifest.number_of(name)
+            assert number is not None
+            writer.table(number, layout, told_of(by_bucket(version, layout), progress))
+        tables = {name: replace(one, puts=0, deletes=0, replaces=False) for name, one in version.commit.tables.items()}
+        return writer.finish(replace(version.commit, tables=tables))
+    except BaseException:
+        writer.abandon()
+        raise
 
 
 def _retain_only(files: Files, retain: int) -> int | None:
@@ -91,16 +109,17 @@ def _retain_only(files: Files, retain: int) -> int | None:
 def _retained(manifest: Manifest, retain: int) -> Manifest:
     """A log of the newest `retain` snapshots, and what came since. REQUIRES: it has one."""
     # What a version is made from: the beginning, while it is kept, and the snapshots.
-    is_whole = manifest.segments[0] == 1 and not manifest.kept_from
+    is_whole = manifest.begins_with_nothing and not manifest.kept_from
     bases = [0] * is_whole + [one.version for one in manifest.snapshots]
     after = bases[-retain:][0]
     snapshots = tuple(one for one in manifest.snapshots if one.version >= after)
     segments = tuple(
         first
         for number, first in enumerate(manifest.segments)
-        if number + 1 == len(manifest.segments) or manifest.segments[number + 1] > after + 1
+        if number + 1 == len(manifest.segments) or manifest.segments[number + 1] > manifest.after(after)
     )
-    return replace(manifest, snapshots=snapshots, segments=segments, kept_from=after)
+    skipped = tuple(one for one in manifest.skipped if one[1] >= segments[0] or one[1] > after)
+    return replace(manifest, snapshots=snapshots, segments=segments, kept_from=after, skipped=skipped)
 
 
 def _remove_remains(files: Files, version: Version) -> None:

@@ -21,11 +21,18 @@ _SKELETON = "shoal.state"
 _MODEL, _OPTIMIZER = "model", "optimizer"
 
 
+def require_states(where: str, dense: Any, optimizer: Any) -> None:
+    """Raise InputError where these are no module, and nothing that has a state dict."""
+    if dense is not None and not isinstance(dense, nn.Module):
+        raise InputError(f"[{where}] dense: wanted a torch.nn.Module; got {type(dense).__name__}.")
+    if optimizer is not None:
+        _each(where, optimizer, lambda _one: None)
+
+
 def _states(where: str, dense: Any, optimizer: Any) -> dict[str, Any]:
     states: dict[str, Any] = {}
+    require_states(where, dense, optimizer)
     if dense is not None:
-        if not isinstance(dense, nn.Module):
-            raise InputError(f"[{where}] dense: wanted a torch.nn.Module; got {type(dense).__name__}.")
         with without_rows():
             states[_MODEL] = dense.state_dict()
     if optimizer is not None:

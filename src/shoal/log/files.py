@@ -133,11 +133,23 @@ def remove_file(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and the files in it, if it is there."""
+    """Remove a folder and all that is in it, if it is there."""
     if path.is_dir():
         for name in names_in(path):
-            remove_file(path / name)
+            if (path / name).is_dir():
+                remove_folder(path / name)
+            else:
+                remove_file(path / name)
         _native.remove_directory(str(path))
+
+
+def link_file(path: Path, to: Path) -> bool:
+    """Give a file another name, which keeps it when the first is removed. False where the file system cannot."""
+    try:
+        os.link(path, to)
+    except OSError:
+        return False
+    return True
 
 
 def sealed_json(value: dict[str, Any]) -> bytes:

@@ -34,6 +34,8 @@ class Manifest:
     snapshots: tuple[SnapshotEntry, ...] = ()  # ascending
     segments: tuple[int, ...] = ()  # first versions, ascending; the last one is written to
     kept_from: int = 0  # versions before it were let go, though some of their rows may still be there
+    # Versions that repairs took out, first and last of each range, ascending: their numbers are not used again.
+    skipped: tuple[tuple[int, int], ...] = ()
 
     def number_of(self, table: str) -> int | None:
         """The number of a table."""
@@ -42,7 +44,27 @@ class Manifest:
     @property
     def oldest(self) -> int:
         """The oldest version that can be had."""
-        return max(1 if self.segments[0] == 1 else self.snapshots[0].version, self.kept_from)
+        first = self.segments[0]
+        return max(first if self.begins_with_nothing else self.snapshots[0].version, self.kept_from)
+
+    @property
+    def begins_with_nothing(self) -> bool:
+        """Whether the segments begin with the first version of all, which no snapshot comes before."""
+        return self.segments[0] == self.after(0)
+
+    def after(self, version: int) -> int:
+        """The number of the version after one."""
+        at = version + 1
+        return next((last + 1 for first, last in self.skipped if first <= at <= last), at)
+
+    def before(self, version: int) -> int:
+        """The number of the version before one."""
+        at = version - 1
+        return next((first - 1 for first, last in self.skipped if first <= at <= last), at)
+
+    def is_skipped(self, version: int) -> bool:
+        """Whether a repair took a version out."""
+        return any(first <= version <= last for first, last in self.skipped)
 
 
 def new_manifest(first_version: int = 1) -> Manifest:
@@ -51,7 +73,9 @@ def new_manifest(first_version: int = 1) -> Manifest:
 
 
 def write_manifest(files: Files, manifest: Manifest) -> None:
-    """Put it in place of the one before, at once."""
+    """Put it in place of the one before, at once. Raises StorageError, and writes nothing, where it contradicts
+    itself."""
+    _check(files, manifest)
     value = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -60,6 +84,7 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
         "snapshots": [{"version": one.version, "crc32c": one.crc32c} for one in manifest.snapshots],
         "segments": list(manifest.segments),
         "kept_from": manifest.kept_from,
+        **({"skipped": [list(one) for one in manifest.skipped]} if manifest.skipped else {}),
     }
     write_file(files.manifest, sealed_json(value))
 
@@ -83,6 +108,7 @@ def read_manifest(files: Files) -> Manifest:
         tuple(value.items("snapshots", _snapshot)),
         tuple(value.items("segments", whole)),
         value.integer("kept_from") if "kept_from" in value.value else 0,
+        tuple(value.items("skipped", _range)) if "skipped" in value.value else (),
     )
     _check(files, manifest)
     return manifest
@@ -91,6 +117,12 @@ def read_manifest(files: Files) -> Manifest:
 def _snapshot(where: str, item: Any) -> SnapshotEntry:
     fields = Fields(where, item)
     return SnapshotEntry(fields.integer("version"), fields.integer("crc32c", high=2**32 - 1))
+
+
+def _range(where: str, item: Any) -> tuple[int, int]:
+    if not isinstance(item, list) or len(item) != 2:
+        raise StorageError(f"[{where}] wanted two versions; got {item!r:.100}. The file is damaged.")
+    return whole(where, item[0]), whole(where, item[1])
 
 
 def _check(files: Files, manifest: Manifest) -> None:
@@ -104,11 +136,12 @@ def _check(files: Files, manifest: Manifest) -> None:
             raise StorageError(f"{where} {what}: wanted ascending versions; got {numbers!r:.200}.")
     if not manifest.segments or manifest.segments[0] < 1:
         raise StorageError(f"{where} segments: wanted one at least, from version 1 on; got {manifest.segments}.")
+    ends = [end for one in manifest.skipped for end in one]
+    if ends != sorted(ends) or (ends and ends[0] < 1):
+        raise StorageError(f"{where} skipped: wanted ascending ranges of versions; got {manifest.skipped!r:.200}.")
     first = manifest.segments[0]
-    if (versions and versions[0] < first - 1) or (not versions and first != 1):
-        raise StorageError(f"{where} wanted segments from behind the oldest snapshot on; they begin at {first}.")
-    if manifest.kept_from and manifest.kept_from not in versions:
-        raise StorageError(f"{where} kept_from: wanted the version of a snapshot; got {manifest.kept_from}.")
+    if manifest.after(versions[0] if versions else 0) < first:
+        raise StorageError(f"{where} wanted segments from the oldest snapshot on; they begin at {first}.")
 
 
 @contextmanager

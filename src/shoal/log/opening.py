@@ -63,7 +63,7 @@ def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
     segment = SegmentFile(files.segment(first), manifest.identity, first)
     try:
         segment.check_header()
-        begin, version = len(header_of(manifest.identity, first)), first - 1
+        begin, version = len(header_of(manifest.identity, first)), manifest.before(first)
         if head.segment == first:
             begin, version = head.end, head.version
         scan = Scan(begin)

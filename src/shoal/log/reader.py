@@ -1,28 +1,37 @@
 """Reading a log, in the process that writes it or in any other: whole commits only, while it is being written."""
 
-from collections.abc import Generator, Iterator
+import re
+import warnings
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.errors import CheckpointError, NotFoundError, StorageError
+from shoal.errors import CheckpointError, NotFoundError, ShoalWarning, StorageError
 from shoal.log.changing import manifests_in, while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
-from shoal.log.files import Files, size_of
+from shoal.log.files import Files, names_in, size_of
 from shoal.log.head import Head, read_head
-from shoal.log.manifest import Manifest, read_manifest
+from shoal.log.manifest import Manifest, SnapshotEntry, read_manifest
 from shoal.log.segment import DamagedError, Scan, SegmentFile, WholeCommit, header_of
-from shoal.log.snapshot import Snapshot, buckets_of
+from shoal.log.snapshot import Snapshot, SnapshotError, buckets_of
 from shoal.records import Layout, Rows
-from shoal.records.excerpt import without_place
+from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts
 
 # Segments that one reader keeps open, of the 1024 files that a process may have where nobody set another limit.
 _MOST_HELD = 256
+# The folders of a checkpoint that ranks saved.
+_PART = re.compile(r"rank-\d{5}-of-\d{5}")
+
+
+class SnapshotWarning(ShoalWarning):
+    """A snapshot is damaged; what it should hold is read from elsewhere in the log."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class CommittedChanges:
         self._segment = segment  # kept open, as others may remove it; None where it is opened when it is read
         self.whole = whole
         self.commit: Commit = whole.commit
+        self.damage: DamagedError | None = None  # that `changes` met
 
     @property
     def version(self) -> int:
@@ -87,7 +97,8 @@ class CommittedChanges:
                         change = TableChange(layout.name, deletes=deletes)
                 except StorageError as error:
                     what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
-                    raise segment.damaged(self.whole.begin, self.version, what) from None
+                    self.damage = segment.damaged(self.whole.begin, self.version, what)
+                    raise self.damage from None
                 yield change
         finally:
             if segment is not self._segment:
@@ -107,7 +118,7 @@ class LogReader:
         self._may_hold = _MOST_HELD if hold else 0
         self._hold = hold
         if size_of(files.manifest) is None:
-            raise CheckpointError(f"[log {files.root}] wanted a log; there is no MANIFEST.json. Is the path right?")
+            raise CheckpointError(f"[log {files.root}] wanted a log; {_instead_of_a_log(files)}")
         self.refresh()
 
     def refresh(self) -> None:
@@ -115,6 +126,8 @@ class LogReader:
         # First the head: of a segment that is begun between the two, it would promise what this manifest does not name.
         self._head = read_head(self.files)
         self.manifest: Manifest = read_manifest(self.files)
+        if self.manifest.is_skipped(self._head.version):  # from before the repair that took this version out
+            self._head = Head()
 
     # ---- commits
 
@@ -122,7 +135,8 @@ class LogReader:
         """Whole commits behind a version, in order, up to the newest, or to a version behind which nothing is looked
         at. Raises DamagedError where one is damaged, behind those before it."""
         manifest, head = self.manifest, self._head
-        if after + 1 < manifest.segments[0]:
+        self.require_not_skipped(after)
+        if manifest.after(after) < manifest.segments[0]:
             raise CheckpointError(
                 f"[log {self.files.root}] versions up to {manifest.segments[0] - 1} are in a snapshot alone; changes "
                 f"behind {after} were asked for. Begin with at(version), from {manifest.oldest} on."
@@ -132,7 +146,7 @@ class LogReader:
             return
         for number, first in enumerate(manifest.segments):
             is_last = number + 1 == len(manifest.segments)
-            if not is_last and manifest.segments[number + 1] <= after + 1:
+            if not is_last and manifest.segments[number + 1] <= manifest.after(after):
                 continue
             place = (first, len(header_of(manifest.identity, first)))
             for whole, segment in self._of_segment(first, is_last, head, after):
@@ -141,7 +155,7 @@ class LogReader:
                 last, place = max(last, whole.commit.version), (first, whole.end)
                 if last == until:
                     return
-            if not is_last and last + 1 != manifest.segments[number + 1]:
+            if not is_last and manifest.after(last) != manifest.segments[number + 1]:
                 what = f"versions up to {manifest.segments[number + 1] - 1} should stand there; the file ends"
                 raise DamagedError.at(self.files.segment(first), first, place[1], last + 1, what)
         newest = max(last, manifest.snapshots[-1].version if manifest.snapshots else 0)
@@ -171,6 +185,8 @@ class LogReader:
                     raise segment.damaged(whole.begin, wanted, f"version {whole.commit.version} stands there")
                 yield whole, held
                 wanted += 1
+                if self.manifest.is_skipped(wanted):  # a repair ended the segment here
+                    return
             if scan.end < kept_to:
                 raise segment.damaged(scan.end, wanted, scan.problem or f"{kept_to} bytes were on the disk")
             # Behind the last commit of the last segment another one is being written, or was when its writer died.
@@ -182,16 +198,12 @@ class LogReader:
 
     def newest(self) -> Commit | None:
         """The newest commit."""
-        after = 0
-        if len(self.manifest.segments) > 1 or self.manifest.snapshots:
-            after = max(self.manifest.segments[-1] - 1, 0)
         found: Commit | None = None
-        for one in self.commits(after):
-            found = one.commit
-        if found is None and len(self.manifest.segments) > 1:
-            before = self.manifest.segments[-2] - 1
-            for one in self.commits(before):
+        for first in self.manifest.segments[:-3:-1]:  # the last one may be empty
+            for one in self.commits(self.manifest.before(first)):
                 found = one.commit
+            if found is not None:
+                break
         if self.manifest.snapshots:
             entry = self.manifest.snapshots[-1]
             if found is None or found.version < entry.version:
@@ -201,16 +213,64 @@ class LogReader:
     # ---- a version
 
     def at(self, version: int | None = None) -> "Version | None":
-        """The rows at a version, or the newest; None where nothing was committed yet. What is damaged behind the
-        version does not matter."""
+        """The rows at a version, or the newest; None where nothing was committed yet. Damage after the version does
+        not matter. A snapshot that is damaged is passed over, with a SnapshotWarning, where an older one, or the
+        beginning of the log, and the segments since have all that it has."""
         manifest = self.manifest
         if version is not None and version < manifest.oldest:
             raise CheckpointError(
                 f"[log {self.files.root}] version {version} was asked for; the oldest that is kept is "
                 f"{manifest.oldest}."
             )
+        if version is not None:
+            self.require_not_skipped(version)
         snapshots = [one for one in manifest.snapshots if version is None or one.version <= version]
-        snapshot = Snapshot(self.files, snapshots[-1], manifest.layouts, self._hold) if snapshots else None
+        try:
+            return self._at(version, snapshots)
+        except DamagedError as error:
+            newest = max([manifest.before(error.version), *(one.version for one in snapshots)])
+            if newest < manifest.oldest:
+                raise
+            raise error.reading(newest) from None
+
+    def _at(self, version: int | None, snapshots: list[SnapshotEntry]) -> "Version | None":
+        """The same, from the last one of these snapshots that is whole."""
+        manifest = self.manifest
+        if not snapshots:
+            return self._since(version, None, None)
+        try:
+            snapshot = Snapshot(self.files, snapshots[-1], manifest.layouts, self._hold)
+        except StorageError as error:
+            return self._without(error, snapshots, version)
+
+        def older(error: StorageError, commit: Commit) -> Version:
+            found = self._without(error, snapshots, commit.version)
+            if found.commit.mark != commit.mark:
+                raise error
+            return found
+
+        return self._since(version, snapshot, older)
+
+    def _without(self, error: StorageError, snapshots: list[SnapshotEntry], version: int | None) -> "Version":
+        """A version without the last of these snapshots, which is damaged. Raises its error where that is not there."""
+        if read_manifest(self.files) != self.manifest:
+            raise error  # another process may have removed it
+        try:
+            found = self._at(version, snapshots[:-1])
+        except (CheckpointError, StorageError):
+            raise error from None
+        if found is None or found.commit.version < snapshots[-1].version:
+            raise error
+        warnings.warn(
+            SnapshotWarning(
+                f"{sentence(str(error))} Its rows come from the segments instead. `shoal repair` sets it aside."
+            ),
+            stacklevel=2,
+        )
+        return found
+
+    def _since(self, version: int | None, snapshot: Snapshot | None, older: "_Older | None") -> "Version | None":
+        manifest = self.manifest
         after = snapshot.commit.version if snapshot is not None else 0
         commits: list[CommittedChanges] = []
         if version is None or version > after:
@@ -224,7 +284,26 @@ class LogReader:
         dense = None
         if self._hold and commit.dense is not None and size_of(path := self.files.dense_of(commit.dense.version)):
             dense = _native.File.open_to_read(str(path))
-        return Version(self.files, manifest, commit, snapshot, commits, dense)
+        return Version(self.files, manifest, commit, snapshot, commits, dense, older)
+
+    def require_not_skipped(self, version: int) -> None:
+        """Raise CheckpointError where a repair took a version out of the log."""
+        manifest = self.manifest
+        if manifest.is_skipped(version):
+            first, last = next(one for one in manifest.skipped if one[0] <= version <= one[1])
+            raise CheckpointError(
+                f"[log {self.files.root}] version {version} was asked for; a repair set versions {first} to {last} "
+                f"aside, and the log goes on from another one. Begin again with at(version), of a version that it has."
+            )
+
+
+def _instead_of_a_log(files: Files) -> str:
+    if parts := sorted(name for name in names_in(files.root) if _PART.fullmatch(name)):
+        return (
+            f"got a folder that ranks saved to ({parts[0]}). Each part is a log: open one of them, or read all with "
+            f"shoal.load."
+        )
+    return "there is no MANIFEST.json. Is the path right?"
 
 
 def whole_commits(files: Files, after: int) -> Iterator[CommittedChanges]:
@@ -234,6 +313,8 @@ def whole_commits(files: Files, after: int) -> Iterator[CommittedChanges]:
         try:
             for one in LogReader(files, hold=True).commits(after):
                 yield one
+                if one.damage is not None:
+                    raise one.damage
                 after = one.version
             return
         except (StorageError, CheckpointError):
@@ -248,6 +329,9 @@ def version_at(files: Files, version: int) -> "Version":
     return found
 
 
+_Older = Callable[[StorageError, Commit], "Version"]
+
+
 class Version:
     """All that a log held at one version."""
 
@@ -259,7 +343,9 @@ class Version:
         snapshot: Snapshot | None,
         commits: list[CommittedChanges],
         dense: Any = None,
+        older: "_Older | None" = None,
     ) -> None:
+        self._older = older  # the same version without its snapshot, which an error says is damaged
         self._files = files
         self._dense = dense  # its file, where it is kept open
         self._snapshot = snapshot
@@ -285,10 +371,22 @@ class Version:
         other buckets may be among them."""
         base, commits = self.base_of(table)
         if base is not None:
-            for rows in base.rows(table, first_bucket, end_bucket):
-                yield TableChange(table, puts=rows)
+            try:
+                for rows in base.rows(table, first_bucket, end_bucket):
+                    yield TableChange(table, puts=rows)
+            except SnapshotError as error:
+                # All of its steps: they put or delete each key of those before once more.
+                yield from self.without_snapshot(error).steps(table, first_bucket, end_bucket)
+                return
         for one in commits:
             yield from one.changes(table)
+
+    def without_snapshot(self, error: StorageError) -> "Version":
+        """The same version from an older snapshot, or from the log's beginning. Raises `error`, which says that its
+        snapshot is damaged, where the log does not have that."""
+        if self._older is None:
+            raise error
+        return self._older(error, self.commit)
 
     def most_rows(self, table: str) -> int:
         """The most rows that the files' sizes allow a table to have, whatever they say."""
@@ -322,8 +420,18 @@ class Version:
         base, commits = self.base_of(table)
         winners = Winners(table, commits)
         if base is not None:
-            for rows in base.rows(table, first_bucket, end_bucket):
-                yield _some(rows, ~winners.has(rows.keys) & self._is_in(table, rows, first_bucket, end_bucket))
+            blocks = 0
+            try:
+                for rows in base.rows(table, first_bucket, end_bucket):
+                    yield _some(rows, ~winners.has(rows.keys) & self._is_in(table, rows, first_bucket, end_bucket))
+                    blocks += 1
+            except SnapshotError as error:
+                whole = [rows.keys.clone() for rows in islice(base.rows(table, first_bucket, end_bucket), blocks)]
+                seen = torch.cat(whole) if whole else torch.empty(0, dtype=torch.int64, device="cpu")
+                seen = seen[~winners.has(seen)]
+                for rows in self.without_snapshot(error).rows(table, first_bucket, end_bucket):
+                    yield _some(rows, ~torch.isin(rows.keys, seen))
+                return
         for rows in winners.rows():
             yield _some(rows, self._is_in(table, rows, first_bucket, end_bucket))
 
@@ -333,6 +441,11 @@ class Version:
             return torch.ones(len(rows), dtype=torch.bool, device="cpu")
         buckets = buckets_of(rows.keys, self.layouts[table].buckets)
         return (buckets >= first) & (buckets < (self.layouts[table].buckets if end is None else end))
+
+    @property
+    def begins_at(self) -> int:
+        """The version of the snapshot that it begins with; 0 where it begins with none."""
+        return 0 if self._snapshot is None else self._snapshot.commit.version
 
     @property
     def is_behind_snapshot(self) -> bool:

@@ -1,26 +1,34 @@
-"""Setting aside what is damaged in a log's segments, so that it goes on from the last version that is whole.
+"""Setting aside what is damaged in a log, so that it goes on from the highest version that is whole.
 
-Nothing is deleted: what leaves the log is copied to set-aside/<number>/ first, under the name it had, with WHY.txt.
-Then the manifest, HEAD and the segment change, each at once. Who dies on the way has changed nothing, or leaves a log
-that the next repair finds damaged at the same place, and mends.
+All of the log is read. A version is whole if the rows of each of its tables are: those of a snapshot, of a commit that
+replaced them, or of the log's beginning, and of all commits since. The log keeps the versions from such a one on up to
+the highest; the numbers of those that were higher are skipped, so that no other version ever has them.
+
+Nothing is deleted: what leaves the log is kept in set-aside/<number>/ first. Files that the new log needs are written
+under names that the log does not use yet. Then the manifest changes, which is all that readers see. A repair that dies
+has changed nothing that they read, and is run again.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from shoal import _native
-from shoal.errors import ShoalError, ShoalWarning, StorageError
-from shoal.log.compact import compacting
-from shoal.log.files import Files, make_file, names_in, remove_file, size_of
-from shoal.log.head import Head, HeadWriter, read_head
-from shoal.log.manifest import Manifest, changing_manifest, read_manifest
-from shoal.log.opening import new_segment
-from shoal.log.reader import LogReader
-from shoal.log.segment import DamagedError, Scan, SegmentFile, header_of
+from shoal.errors import ShoalWarning, StorageError
+from shoal.log.aside import Aside
+from shoal.log.commit import Commit
+from shoal.log.compact import compacting, write_snapshot
+from shoal.log.files import Files, names_in, remove_file, size_of
+from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, read_manifest
+from shoal.log.reader import Version
+from shoal.log.segment import DamagedError, header_of
 from shoal.log.snapshot import Snapshot
-from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader
+from shoal.log.survey import Found, Survey, Unfinished, survey
 
 _PIECE_BYTES = 4 << 20
+# The first mends all; others are for what is damaged while the first is at work.
+_MOST_TIMES = 3
 
 
 class RepairWarning(ShoalWarning):
@@ -29,9 +37,9 @@ class RepairWarning(ShoalWarning):
 
 @dataclass(frozen=True)
 class Repair:
-    """What was done about one place that was damaged.
+    """What was done about the places of a log that were damaged.
 
-    version: the newest of the log since. damage: the error that named the place.
+    version: the newest of the log since. damage: the errors that name the places.
     folder: where the bytes are that left the log; None where there were none, as the file had been cut.
     """
 
@@ -46,193 +54,271 @@ class Repair:
 
 
 def repair(files: Files, where: str) -> list[Repair]:
-    """Mend all places of a log's segments that are damaged; what was done, none where there was nothing to do. Raises
-    StorageError, and changes nothing, where a snapshot that is needed or the manifest is damaged. REQUIRES: the log's
-    write lock."""
+    """Mend all places of a log that are damaged; what was done, none where there was nothing to do. Raises
+    StorageError, and changes nothing, where no version is whole, or the manifest is damaged. REQUIRES: the log's write
+    lock."""
     done: list[Repair] = []
     with compacting(files) as alone:
         if not alone:
             raise StorageError(f"[{where}] another process compacts the log. Repair it when that is over.")
-        while (damage := find_damage(files)) is not None:
-            done.append(_mend(files, where, damage))
-        if not done:
+        for _time in range(_MOST_TIMES):
+            found = survey(files)
+            if found.damage:
+                done.append(_mend(files, where, found))
+                continue
+            if found.unfinished is not None:
+                done.append(_keep_unfinished(files, found, found.unfinished))
             return done
-        newest = LogReader(files).newest()
-    return [replace(one, version=0 if newest is None else newest.version) for one in done]
+    raise StorageError(f"[{where}] it is damaged again after {_MOST_TIMES} repairs. Look at its disk.")
 
 
-def find_damage(files: Files) -> DamagedError | None:
-    """The first place in a log's segments that is damaged; all of their rows are read."""
-    try:
-        reader = LogReader(files, checked=True)
-    except StorageError as error:
-        error.add_note("A repair sets damaged segments aside, and cannot mend a manifest. Nothing was changed.")
-        raise
-    try:
-        for _whole in reader.commits(reader.manifest.segments[0] - 1):
-            pass
-    except DamagedError as error:
-        return error
-    return None
+def find_damage(files: Files) -> StorageError | None:
+    """The first place in a log that is damaged; all of its rows are read."""
+    return next(iter(survey(files).damage), None)
 
 
-def _mend(files: Files, where: str, damage: DamagedError) -> Repair:
-    manifest = read_manifest(files)
-    behind = [one for one in manifest.snapshots if one.version >= damage.version]
-    problem = None
-    for entry in behind:
-        try:
-            snapshot = Snapshot(files, entry, manifest.layouts)
-            for name in snapshot.tables:
-                for _rows in snapshot.rows(name):
-                    pass
-        except ShoalError as error:
-            problem = error
-        else:
-            return _drop_beginning(files, manifest, damage, entry.version)
-    if problem is not None:
+@dataclass(frozen=True)
+class _Base:
+    """Where versions can begin: a snapshot, nothing before version 1, or damage.
+
+    known: tables whose rows are whole there. is_whole: whether that is all that it has.
+    """
+
+    version: int
+    snapshot: Snapshot | None = None
+    known: frozenset[str] = frozenset()
+    is_whole: bool = True
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The versions that a log keeps, all of which are whole.
+
+    first: of the lowest; 0 where the log begins with nothing. newest: the highest.
+    commit: the first one's. made_of: where there is no snapshot of the first one yet, what it is made from.
+    commits: those after the first.
+    """
+
+    first: int
+    newest: int
+    commit: Commit | None
+    made_of: Version | None
+    commits: list[Found]
+
+
+def _mend(files: Files, where: str, found: Survey) -> Repair:
+    damage = " ".join(map(str, found.damage))
+    kept = _best(files, found)
+    if kept is None:
         raise StorageError(
-            f"[{where}] version {damage.version} is damaged in its segment, and so is every snapshot behind it: "
-            f"{problem} A repair cannot mend a snapshot, and has changed nothing; versions before {damage.version} can "
-            f"still be loaded, with version=."
-        ) from problem
-    return _cut_end(files, manifest, damage)
+            f"[{where}] no version of it can be read whole. {damage} A repair has nothing to go on from, and has "
+            f"changed nothing: restore the log from another copy, or begin one at another path."
+        )
+    manifest = found.manifest
+    segments, written = _segments(files, found, kept)
+    snapshots, lost = _snapshots(found, kept)
+    aside, made, is_replaced = Aside(files), [], False
+    try:
+        for first in manifest.segments:
+            if first not in segments or first in written:
+                aside.take(files.segment(first))
+        if kept.commits and (last := kept.commits[-1].changes.whole).segment in segments:
+            aside.take(files.segment(last.segment), last.end)
+        for version in lost:
+            for name in names_in(files.snapshot(version)):
+                aside.take(files.snapshot(version) / name)
+        _take_dense(files, aside, kept)
+        aside.finish("\n".join(map(str, found.damage)))
+        # Names that the manifest has come last: what stands there is damaged, and is kept from then on.
+        for first in sorted(written, key=lambda one: one in manifest.segments):
+            is_replaced = is_replaced or first in manifest.segments
+            if not is_replaced:
+                made.append(files.segment(first))
+            _write_segment(files, manifest, first, written[first])
+        if kept.made_of is not None:
+            is_replaced = is_replaced or kept.first in lost
+            snapshots = (write_snapshot(files, kept.made_of, lambda _rows: None), *snapshots)
+    except BaseException:
+        if not is_replaced:
+            aside.abandon()
+        for path in made:
+            with suppress(StorageError):
+                remove_file(path)
+        raise
+    skipped = tuple(one for one in manifest.skipped if one[1] > kept.first and one[0] <= kept.newest)
+    if found.shown > kept.newest:
+        skipped = (*skipped, (kept.newest + 1, found.shown))
+    with changing_manifest(files) as write:
+        write(
+            replace(
+                read_manifest(files),
+                snapshots=snapshots,
+                segments=segments,
+                kept_from=max(kept.first, min(manifest.kept_from, kept.newest)),
+                skipped=skipped,
+            )
+        )
+    return Repair(kept.newest, damage, aside.folder if aside.bytes else None, aside.bytes)
 
 
-def _cut_end(files: Files, manifest: Manifest, damage: DamagedError) -> Repair:
-    """No snapshot is behind the damage: the log ends before it."""
-    first, version = damage.segment, damage.version - 1
-    header = header_of(manifest.identity, first)
-    begin = damage.offset if damage.offset >= len(header) else 0
-    aside = _Aside(files)
-    aside.take(files.segment(first), begin)
-    for later in manifest.segments:
-        if later > first:
-            aside.take(files.segment(later))
+def _keep_unfinished(files: Files, found: Survey, rest: Unfinished) -> Repair:
+    """Keep what a writer that died left, which the next one cuts off."""
+    newest = rest.version - 1
+    aside = Aside(files)
+    try:
+        aside.take(rest.path, rest.offset)
+        _take_dense(files, aside, _Kept(0, newest, None, None, []))
+        aside.finish(str(rest))
+    except BaseException:
+        aside.abandon()
+        raise
+    newest = max([newest, *(one.version for one in found.manifest.snapshots)])
+    return Repair(newest, f"{rest} Its writer died.", aside.folder, aside.bytes)
+
+
+# ---- what is kept
+
+
+def _best(files: Files, found: Survey) -> _Kept | None:
+    """The versions up to the highest that is whole, as many as there are without one that is not."""
+    manifest, commits = found.manifest, found.commits
+    after = {one.version: at for at, one in enumerate(commits)}
+    bases = [_Base(0)] if manifest.begins_with_nothing else []
+    for snapshot, lost in found.snapshots:
+        known = frozenset(snapshot.commit.tables) - lost
+        bases.append(_Base(snapshot.commit.version, snapshot, known, not lost))
+    tried = [(base, after.get(manifest.after(base.version), len(commits))) for base in bases]
+    for at, one in enumerate(commits):
+        if at == 0 or manifest.after(commits[at - 1].version) != one.version:
+            tried.append((_Base(one.version - 1, is_whole=False), at))
+    best: tuple[tuple[int, int, bool], _Base, list[Found]] | None = None
+    for base, at in tried:
+        run = _run(manifest, commits[at:])
+        if (reach := _reach(base, run)) is None:
+            continue
+        newest, first = reach
+        # Of those that come as high, the one that begins the lowest; and one that is there, not one to be made.
+        rank = newest, -first, base.is_whole and first == base.version
+        if best is None or rank > best[0]:
+            best = rank, base, run
+    if best is None:
+        return None
+    (newest, first, is_there), base, run = best
+    first = -first
+    commit = None if base.snapshot is None else base.snapshot.commit
+    made_of = None
+    if not is_there:
+        some = [one.changes for one in run if one.version <= first]
+        commit = some[-1].commit
+        made_of = Version(files, manifest, commit, base.snapshot, some)
+    return _Kept(first, newest, commit, made_of, [one for one in run if first < one.version <= newest])
+
+
+def _run(manifest: Manifest, commits: list[Found]) -> list[Found]:
+    """The first of these commits, as far as no version is missing."""
+    for at in range(1, len(commits)):
+        if manifest.after(commits[at - 1].version) != commits[at].version:
+            return commits[:at]
+    return commits
+
+
+def _reach(base: _Base, run: list[Found]) -> tuple[int, int] | None:
+    """The highest version that is whole, and from which one on all up to it are. None where none is."""
+    known = set(base.known)
+    names = set(base.snapshot.commit.tables if base.snapshot is not None else ())
+    begins = base.is_whole or base.snapshot is not None
+    low = base.version if base.is_whole else None
+    best = None if low is None else (low, low)
+    for one in run:
+        tables = one.changes.commit.tables
+        for name, said in tables.items():
+            if name in one.lost:
+                known.discard(name)
+            elif said.replaces or (begins and name not in names):
+                known.add(name)
+        names |= set(tables)
+        if known >= set(tables):
+            low = one.version if low is None else low
+            best = one.version, low
+        else:
+            low = None
+    return best
+
+
+# ---- how it is kept
+
+_Range = tuple[int, int, int]  # of a segment, named by its first version: from an offset to another
+
+
+def _segments(files: Files, found: Survey, kept: _Kept) -> tuple[tuple[int, ...], dict[int, list[_Range]]]:
+    """The segments that the log has, and what those are made of that are not there as they have to be."""
+    manifest = found.manifest
+    no_header = {one.segment for one in found.damage if isinstance(one, DamagedError) and one.offset == 0}
+    segments: list[int] = []
+    written: dict[int, list[_Range]] = {}
+    for segment, group in groupby(kept.commits, key=lambda one: one.changes.whole.segment):
+        some = list(group)
+        here = [one for one in found.commits if one.changes.whole.segment == segment]
+        here = here[: here.index(some[-1]) + 1]
+        at, is_whole = len(header_of(manifest.identity, segment)), segment not in no_header
+        for one in here:
+            is_whole = is_whole and one.changes.whole.begin == at and not one.lost
+            at = one.changes.whole.end
+        is_whole = is_whole and here[0].version == segment
+        if some[-1] is not kept.commits[-1]:
+            is_whole = is_whole and size_of(files.segment(segment)) == at
+        segments.append(segment if is_whole else some[0].version)
+        if not is_whole:
+            written[segments[-1]] = [(segment, one.changes.whole.begin, one.changes.whole.end) for one in some]
+    # What is to come stands in a segment of its own, unless it can go on where the last version ends.
+    last = segments[-1] if segments else None
+    if last is None or found.shown > kept.newest or (last not in written and last != manifest.segments[-1]):
+        segments.append(found.shown + 1)
+        written[found.shown + 1] = []
+    return tuple(segments), written
+
+
+def _snapshots(found: Survey, kept: _Kept) -> tuple[tuple[SnapshotEntry, ...], list[int]]:
+    """The snapshots that the log keeps, and the versions of the others."""
+    whole = {snapshot.commit.version for snapshot, lost in found.snapshots if not lost}
+    stay = tuple(
+        one for one in found.manifest.snapshots if one.version in whole and kept.first <= one.version <= kept.newest
+    )
+    return stay, [one.version for one in found.manifest.snapshots if one not in stay]
+
+
+def _take_dense(files: Files, aside: Aside, kept: _Kept) -> None:
+    """Set dense weights aside that no version needs which is kept."""
+    needed = 0
+    if kept.commit is not None:
+        needed = kept.first if kept.commit.dense is None else kept.commit.dense.version
     for name in names_in(files.dense):
         stem = name.partition(".")[0]
-        if stem.isdecimal() and int(stem) > version:
+        if stem.isdecimal() and not needed <= int(stem) <= kept.newest:
             aside.take(files.dense / name)
-    done = aside.finish(version, damage)
-    with changing_manifest(files) as write:
-        now = read_manifest(files)
-        write(replace(now, segments=tuple(one for one in now.segments if one <= first)))
-    end = max(begin, len(header))
-    _write_head(files, Head(version, first, end))
-    if begin == 0:
-        new_segment(files, manifest, first)
-    else:
-        with _native.File.open_to_write(str(files.segment(first))) as file:
-            file.truncate(end)
+
+
+def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_Range]) -> None:
+    """A segment of commits that stand in others, in place of one that may be there."""
+    path = files.segment(first)
+    temporary = path.with_name(path.name + ".tmp")
+    remove_file(temporary)  # of a repair that died
+    header = header_of(manifest.identity, first)
+    try:
+        with _native.File.create_new(str(temporary)) as file:
+            file.write(0, header)
+            at = len(header)
+            for segment, begin, end in ranges:
+                with _native.File.open_to_read(str(files.segment(segment))) as source:
+                    for offset in range(begin, end, _PIECE_BYTES):
+                        data = bytearray(min(_PIECE_BYTES, end - offset))
+                        source.read(offset, data)
+                        file.write(at, data)
+                        at += len(data)
             file.sync()
-    return done
-
-
-def _drop_beginning(files: Files, manifest: Manifest, damage: DamagedError, base: int) -> Repair:
-    """A whole snapshot is behind the damage: the log begins with it. What whole versions the damaged segment has behind
-    the snapshot go on in a segment of their own."""
-    kept = tuple(one for one in manifest.segments if one > damage.segment)
-    covering = [one for one in kept if one <= base + 1]
-    kept = tuple(one for one in kept if not covering or one >= covering[-1])
-    aside = _Aside(files)
-    for first in manifest.segments:
-        if first not in kept:
-            aside.take(files.segment(first))
-    for entry in manifest.snapshots:
-        if entry.version < base:
-            for name in names_in(files.snapshot(entry.version)):
-                aside.take(files.snapshot(entry.version) / name)
-    for name in names_in(files.dense):  # of versions that leave the log, which the next writer removes
-        aside.take(files.dense / name)
-    done = aside.finish(base, damage)
-    head = read_head(files)
-    if not covering:
-        data, version = _whole_behind(files, manifest, damage, base + 1)
-        header = header_of(manifest.identity, base + 1)
-        make_file(files.segment(base + 1), header + data)
-        _native.sync_directory(str(files.segments))
-        kept = (base + 1, *kept)
-        if head.segment not in kept:
-            head = Head(version, base + 1, len(header) + len(data))
-    snapshots = tuple(one for one in manifest.snapshots if one.version >= base)
-    with changing_manifest(files) as write:
-        write(replace(read_manifest(files), snapshots=snapshots, segments=kept, kept_from=base))
-    if head != read_head(files):
-        _write_head(files, head)
-    return done
-
-
-def _whole_behind(files: Files, manifest: Manifest, damage: DamagedError, wanted: int) -> tuple[bytes, int]:
-    """The bytes of whole commits from a version on that stand behind damage in a segment, and the last's version."""
-    path = files.segment(damage.segment)
-    if size_of(path) is None:
-        return b"", wanted - 1
-    segment = SegmentFile(path, manifest.identity, damage.segment)
-    try:
-        data = bytes(segment.read(0, segment.size()))
-        at = data.find(MAGIC, damage.offset)
-        while at >= 0:
-            if at % FRAME_ALIGNMENT == 0 and _version_of(data[at : at + HEADER_BYTES]) == wanted:
-                scan, version = Scan(at), wanted - 1
-                for whole in segment.commits(at, scan, kept_to=0):
-                    if whole.commit.version != version + 1:
-                        break
-                    version, end = whole.commit.version, whole.end
-                if version >= wanted:
-                    return data[at:end], version
-            at = data.find(MAGIC, at + 1)
-    finally:
-        segment.close()
-    return b"", wanted - 1
-
-
-def _version_of(header: bytes) -> int | None:
-    try:
-        return FrameHeader.unpack(header, "segment").version
-    except StorageError:
-        return None
-
-
-def _write_head(files: Files, head: Head) -> None:
-    writer = HeadWriter(files)
-    try:
-        writer.write(head, sync=True)
-    finally:
-        writer.close()
-
-
-class _Aside:
-    """A new folder of set-aside/, made with the first file that is taken there."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        numbers = [int(name) for name in names_in(files.set_aside) if name.isdecimal()]
-        self._folder = files.set_aside / f"{max(numbers, default=0) + 1:04}"
-        self._bytes = 0
-
-    def take(self, path: Path, begin: int = 0) -> None:
-        """Copy a file of the log, from an offset on, as it is; it is on the disk then."""
-        size = size_of(path)
-        if size is None or size <= begin:
-            return
-        to = self._folder / path.relative_to(self._files.root)
-        to = to if begin == 0 else to.with_name(f"{to.name}.from-{begin}")
-        _native.make_directories(str(to.parent))
-        remove_file(to)
-        with _native.File.open_to_read(str(path)) as source, _native.File.create_new(str(to)) as file:
-            for at in range(begin, size, _PIECE_BYTES):
-                data = bytearray(min(_PIECE_BYTES, size - at))
-                source.read(at, data)
-                file.write(at - begin, data)
-            file.sync()
-        _native.sync_directory(str(to.parent))
-        self._bytes += size - begin
-
-    def finish(self, version: int, damage: DamagedError) -> Repair:
-        """All was taken: say why."""
-        done = Repair(version, str(damage), self._folder if self._bytes else None, self._bytes)
-        if self._bytes:
-            make_file(self._folder / "WHY.txt", f"{damage}\n".encode())
-            for folder in (self._folder, self._files.set_aside, self._files.root):
-                _native.sync_directory(str(folder))
-        return done
+        _native.rename_file(str(temporary), str(path))
+    except BaseException:
+        with suppress(StorageError):
+            remove_file(temporary)
+        raise
+    _native.sync_directory(str(files.segments))

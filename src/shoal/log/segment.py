@@ -4,7 +4,7 @@ What stands behind the last whole commit is being written, or was when its write
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class Scan:
     last: Commit | None = None
     problem: str | None = None  # what stands behind, if it is not a whole commit
     is_damaged: bool = False  # not just the beginning of one
+    stopped: int = 0  # where a frame may stand next, if there is a problem
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,19 @@ class DamagedError(StorageError):
         before = "Versions before it can still be read. " if version > 1 else ""
         error = DamagedError(
             f"[file {path}] version {version}, offset {offset}: {sentence(what)} {before}Restore the file from another "
-            f"copy, or have `shoal repair` set the damaged end aside."
+            f"copy, or have `shoal repair` set what is damaged aside."
         )
         error.segment, error.offset, error.version = segment, offset, version
+        return error
+
+    def reading(self, version: int) -> "DamagedError":
+        """The same error, which says that a version is the newest that can be read as it is."""
+        text = str(self).replace("Versions before it can still be read. ", "")
+        said = (
+            f"Version {version} can still be read, with version={version}; a repair goes on from the highest whole one."
+        )
+        error = DamagedError(f"{text} {said}")
+        error.segment, error.offset, error.version = self.segment, self.offset, self.version
         return error
 
 
@@ -121,6 +132,12 @@ class SegmentFile:
         if self.size() < len(wanted) or bytes(self.read(0, len(wanted))) != wanted:
             raise self.damaged(0, self.first, "the header is damaged, or the file is not this segment of this log")
 
+    def is_another(self) -> bool:
+        """Whether it has a whole header, and not this segment's."""
+        data = bytes(self.read(0, min(_HEADER.size, self.size())))
+        is_whole = len(data) == _HEADER.size and data[-4:] == struct.pack("<I", _native.crc32c(data[:-4]))
+        return is_whole and data != header_of(self._identity, self.first)
+
     def payload(self, place: Place) -> bytearray:
         """What a frame holds; who decodes it checks it."""
         return self.read(place.offset, place.header.payload_bytes)
@@ -140,9 +157,11 @@ class SegmentFile:
             place = self._frame(at, size, kept_to, seen)
             if isinstance(place, _Wrong):
                 scan.problem, scan.is_damaged = place.what, not place.is_cut
+                scan.stopped = at + FRAME_ALIGNMENT
                 return
             if place is None:
                 scan.problem = "a commit that is not complete" if frames else None
+                scan.stopped = at
                 return
             at = place.end
             if place.header.kind != Kind.COMMIT:
@@ -151,6 +170,7 @@ class SegmentFile:
             found = self._commit(place, frames)
             if isinstance(found, str):
                 scan.problem, scan.is_damaged = found, True
+                scan.stopped = at
                 return
             whole = WholeCommit(found, self.first, tuple(frames), scan.end, at)
             frames = []
@@ -173,16 +193,32 @@ class SegmentFile:
 
     def _kept_behind(self, at: int) -> int:
         size, kept = self.size(), 0
+        for offset in self.frames_from(at):
+            place = self._frame(offset, size)
+            if isinstance(place, Place) and place.header.kind is Kind.COMMIT:
+                kept = max(kept, self._kept_of(place))
+        return kept
+
+    def frames_from(self, at: int) -> Iterator[int]:
+        """Where frames seem to begin, from an offset on, which is a multiple of a frame's alignment."""
+        size = self.size()
         for begin in range(at, size, _SEARCHED):
             data = self.read(begin, min(_SEARCHED + HEADER_BYTES, size - begin))
             found = data.find(MAGIC)
-            while found >= 0:
-                if found % FRAME_ALIGNMENT == 0 and found < _SEARCHED:
-                    place = self._frame(begin + found, size)
-                    if isinstance(place, Place) and place.header.kind is Kind.COMMIT:
-                        kept = max(kept, self._kept_of(place))
+            while 0 <= found < _SEARCHED:
+                if found % FRAME_ALIGNMENT == 0:
+                    yield begin + found
                 found = data.find(MAGIC, found + 1)
-        return kept
+
+    def next_whole(self, at: int, fits: Callable[[int], bool], kept_to: int) -> int | None:
+        """Where the next whole commit begins, from an offset on, whose version fits; None where there is none."""
+        while (begin := next(self.frames_from(at), None)) is not None:
+            scan = Scan(begin)
+            whole = next(self.commits(begin, scan, kept_to), None)
+            if whole is not None and fits(whole.commit.version):
+                return begin
+            at = max(scan.stopped if whole is None else whole.end, begin + FRAME_ALIGNMENT)
+        return None
 
     def _kept_of(self, place: Place) -> int:
         where = f"file {self.path}, offset {place.offset}"

@@ -174,6 +174,10 @@ class SnapshotWriter:
         remove_folder(self._folder)
 
 
+class SnapshotError(StorageError):
+    """The rows of a snapshot are not what was written."""
+
+
 class Snapshot:
     """A snapshot that is complete."""
 
@@ -219,7 +223,7 @@ class Snapshot:
         held = self._held.get(name)
         size = size_of(path) if held is None else held.size()
         if size != table.bytes:
-            raise StorageError(
+            raise SnapshotError(
                 f"[file {path}] wanted {table.bytes} bytes; got {size}. The file was cut or changed: restore it from "
                 f"another copy."
             )
@@ -234,7 +238,7 @@ class Snapshot:
             for block in wanted:
                 where = f"file {path}, offset {block.offset}"
                 if block.offset + block.bytes > table.bytes or block.rows * layout.row_bytes > block.bytes:
-                    raise StorageError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
+                    raise SnapshotError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
                 data = _native.buffer(block.bytes)
                 if reader is not None:
                     crc = reader.read_checked(block.offset, data)
@@ -243,13 +247,16 @@ class Snapshot:
                     held.read(block.offset, data)
                     crc = _native.crc32c(data)
                 if crc != block.crc32c:
-                    raise StorageError(
+                    raise SnapshotError(
                         f"[{where}] its checksum is wrong. Restore the file from another copy, or recover another "
                         f"version."
                     )
-                rows = decoder.batch(data, where)
+                try:
+                    rows = decoder.batch(data, where)
+                except StorageError as error:
+                    raise SnapshotError(str(error)) from error
                 if len(rows) != block.rows:
-                    raise StorageError(f"[{where}] wanted {block.rows} rows; got {len(rows)}. Restore the snapshot.")
+                    raise SnapshotError(f"[{where}] wanted {block.rows} rows; got {len(rows)}. Restore the snapshot.")
                 yield rows
         finally:
             if reader is not None:
@@ -261,7 +268,7 @@ def _check_order(where: str, table: TableBlocks, buckets: int) -> None:
     end = bucket = 0
     for block in table.blocks:
         if block.offset < end or not bucket <= block.first_bucket <= block.last_bucket < buckets:
-            raise StorageError(f"[{where}] wanted blocks in order; got one at {block.offset} that is not. Restore it.")
+            raise SnapshotError(f"[{where}] wanted blocks in order; got one at {block.offset} that is not. Restore it.")
         end, bucket = block.offset + block.bytes, block.last_bucket
 
 

@@ -7,10 +7,13 @@ from shoal.errors import StorageError
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.files import Files, names_in, size_of
+from shoal.log.head import read_head
+from shoal.log.manifest import Manifest
 from shoal.log.reader import LogReader
 from shoal.log.scores import Bar, ScoreHistogram
 from shoal.log.segment import DamagedError
 from shoal.log.snapshot import Snapshot
+from shoal.log.survey import Unfinished, walk
 from shoal.records import Layout
 
 
@@ -57,7 +60,8 @@ class Summary:
     segments: tuple[SegmentSummary, ...]
     commits: tuple[Commit, ...]  # the last ones, newest first
     dense_bytes: int
-    damage: str | None = None  # what is wrong behind the newest version, and where
+    damage: str | None = None  # what is wrong first, and where
+    unfinished: int = 0  # bytes after the last whole commit
 
 
 def summarize(
@@ -65,7 +69,8 @@ def summarize(
 ) -> Summary:
     """What a log holds, while others may write to it. commits: how many of the last ones are told of, of those that are
     not in a snapshot alone. scores: whether all rows are read, for histograms of their scores; `progress` hears of
-    them. Where a segment is damaged, it tells of what stands before; damage within rows is seen where all are read."""
+    them. Where a segment is damaged, it tells of what stands before, where a snapshot is, of all else; damage within
+    rows is seen where all are read."""
     try:
         return while_it_changes(files.root, lambda: _whole(_summarize(files, commits, scores, progress)))
     except _DamagedLogError as error:
@@ -86,29 +91,46 @@ def _whole(summary: Summary) -> Summary:
 
 
 def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int], None]) -> Summary:
+    head = read_head(files)  # first: it promises no more than what is read after it
     reader = LogReader(files, checked=scores)
     manifest = reader.manifest
-    snapshots = [Snapshot(files, entry, manifest.layouts) for entry in manifest.snapshots]
+    damages: list[str] = []
+    snapshots = []
+    for entry in manifest.snapshots:
+        try:
+            snapshots.append(Snapshot(files, entry, manifest.layouts))
+        except StorageError as error:
+            damages.append(str(error))
     found: list[Commit] = []
-    damage = None
-    try:
-        for one in reader.commits(manifest.segments[0] - 1):
+    unfinished = 0
+    for one in walk(files, manifest, head, checked=scores):
+        if isinstance(one, DamagedError):
+            damages.insert(0, str(one))
+            break
+        if isinstance(one, Unfinished):
+            unfinished = one.bytes
+        else:
             found.append(one.commit)
-    except DamagedError as error:
-        damage = str(error)
     newest = max([0, *(one.commit.version for one in snapshots), *(one.version for one in found)])
-    version = reader.at(newest) if newest else None
+    version = None
+    try:
+        version = reader.at(newest) if newest else None
+    except StorageError as error:
+        damages.append(str(error))
     tables = []
     for name, layout in version.layouts.items() if version is not None else ():
         assert version is not None
         said = version.commit.tables[name]
-        histogram = ScoreHistogram()
-        if scores:
-            for rows in version.rows(name):
+        histogram, is_read = ScoreHistogram(), scores
+        try:
+            for rows in version.rows(name) if scores else ():
                 if rows.scores is not None:
                     histogram.add(rows.scores)
                 progress(len(rows))
-        bars = tuple(histogram.bars()) if scores else None
+        except StorageError as error:
+            damages.append(str(error))
+            is_read = False
+        bars = tuple(histogram.bars()) if is_read else None
         size = said.rows * (layout.row_bytes + 16)
         tables.append(TableSummary(layout, said.rows, size, said.step, bars, histogram.nonfinite))
     shown = {one.commit.version: one.commit for one in snapshots} | {one.version: one for one in found}
@@ -119,10 +141,11 @@ def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int
         None if version is None else newest,
         tuple(tables),
         tuple(_snapshot(one) for one in snapshots),
-        tuple(_segments(files, manifest.segments, found)),
+        tuple(_segments(files, manifest, found)),
         tuple(shown[number] for number in last),
         sum(size_of(files.dense / name) or 0 for name in names_in(files.dense)),
-        damage,
+        damages[0] if damages else None,
+        unfinished,
     )
 
 
@@ -132,9 +155,10 @@ def _snapshot(snapshot: Snapshot) -> SnapshotSummary:
     return SnapshotSummary(snapshot.commit.version, snapshot.commit.time, rows, size)
 
 
-def _segments(files: Files, firsts: tuple[int, ...], commits: list[Commit]) -> list[SegmentSummary]:
+def _segments(files: Files, manifest: Manifest, commits: list[Commit]) -> list[SegmentSummary]:
+    firsts = manifest.segments
     newest = commits[-1].version if commits else firsts[-1] - 1
-    ends = [*(first - 1 for first in firsts[1:]), max(newest, firsts[-1] - 1)]
+    ends = [*map(manifest.before, manifest.segments[1:]), max(newest, firsts[-1] - 1)]
     return [
         SegmentSummary(first, end, size_of(files.segment(first)) or 0) for first, end in zip(firsts, ends, strict=True)
     ]

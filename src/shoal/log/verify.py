@@ -13,8 +13,9 @@ from shoal.log.dense import read_dense
 from shoal.log.files import Files, read_file
 from shoal.log.head import head_problem, read_head
 from shoal.log.reader import CommittedChanges, LogReader
-from shoal.log.segment import SegmentFile
+from shoal.log.segment import DamagedError, SegmentFile
 from shoal.log.snapshot import Snapshot
+from shoal.log.survey import Unfinished, walk
 from shoal.records import Layout
 from shoal.records.arrow import arrow_schema
 from shoal.records.excerpt import sentence
@@ -27,12 +28,14 @@ _LOOKS, _BETWEEN_S = 20, 0.01
 
 @dataclass
 class Report:
-    """What `verify` read, and the problems it found."""
+    """What `verify` read, and the problems it found. unfinished: bytes after the last whole commit, which a writer is
+    at, or was when it died."""
 
     snapshots: int = 0
     commits: int = 0
     rows: int = 0
     dense: int = 0
+    unfinished: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -87,24 +90,25 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
                 dense[snapshot.commit.dense.version] = snapshot.commit.dense
         except ShoalError as error:
             report.problems.append(str(error))
-    try:
-        for one in reader.commits(reader.manifest.segments[0] - 1):
+    for one in walk(files, reader.manifest, head):
+        if isinstance(one, DamagedError):
+            report.problems.append(str(one))
+            continue
+        if isinstance(one, Unfinished):
+            report.unfinished = one.bytes
+            continue
+        newest = max(newest, one.version)
+        # Of versions before the oldest that can be had, it may be gone.
+        if one.commit.dense is not None and one.version >= reader.manifest.oldest:
+            dense[one.commit.dense.version] = one.commit.dense
+        try:
             for change in one.changes():
                 report.rows += len(change.keys)
                 progress(len(change.keys))
             _check_paddings(files, reader.manifest.identity, one)
             report.commits += 1
-            newest = max(newest, one.version)
-            # Of versions before the oldest that can be had, it may be gone.
-            if one.commit.dense is not None and one.version >= reader.manifest.oldest:
-                dense[one.commit.dense.version] = one.commit.dense
-        if newest < head.version:  # the reader may have seen half a head
-            raise StorageError(
-                f"[file {files.head}] version {head.version} was on the disk; the newest that can be read is {newest}. "
-                f"Restore the last segment from another copy."
-            )
-    except ShoalError as error:
-        report.problems.append(str(error))
+        except ShoalError as error:
+            report.problems.append(str(error))
     for version, wanted in sorted(dense.items()):
         try:
             read_dense(files.dense_of(version), wanted)

@@ -6,6 +6,7 @@ from shoal.table.found import collections_in
 from shoal.table.group import Group, GroupTable, LossScale, Staging
 from shoal.table.handle import TableHandle
 from shoal.table.host_group import HostGroup
+from shoal.table.job import JobRank, this_rank
 from shoal.table.open import open_group
 from shoal.table.without_rows import are_left_out, without_rows
 
@@ -13,6 +14,7 @@ __all__ = [
     "Group",
     "GroupTable",
     "HostGroup",
+    "JobRank",
     "LossScale",
     "Staging",
     "TableContent",
@@ -25,5 +27,6 @@ __all__ = [
     "open_group",
     "ops",
     "registry",
+    "this_rank",
     "without_rows",
 ]

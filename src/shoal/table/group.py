@@ -22,6 +22,7 @@ from shoal.records import Rows
 from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
+from shoal.table.job import this_rank
 from shoal.table.lease import Leases
 from shoal.table.readers import Readers
 
@@ -272,6 +273,7 @@ class Group(ABC):
         # A thread waits in each for a table's storage; none is made before it is needed.
         self.readers = Readers(_READERS)
         self._process, self._forks = os.getpid(), _forks
+        this_rank()  # remembered for logs, which may be written when the process group is gone
 
     def retire(self, why: str) -> None:
         """Refuse all calls from here on, with this text, and close the storages: another group may open them."""

@@ -1,0 +1,65 @@
+"""Keeping what a repair takes out of a log: set-aside/<number>/, with the names that the files had, and WHY.txt."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from shoal import _native
+from shoal.errors import StorageError
+from shoal.log.files import Files, link_file, make_file, names_in, remove_folder, size_of
+
+_PIECE_BYTES = 4 << 20
+_SUFFIX = ".tmp"
+
+
+class Aside:
+    """A new folder of set-aside/. It has another name until all is in it; one of a repair that died is removed."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        for name in names_in(files.set_aside):
+            if name.endswith(_SUFFIX):
+                remove_folder(files.set_aside / name)
+        numbers = [int(name) for name in names_in(files.set_aside) if name.isdecimal()]
+        self.folder = files.set_aside / f"{max(numbers, default=0) + 1:04}"
+        self._temporary = self.folder.with_name(self.folder.name + _SUFFIX)
+        self._folders: set[Path] = set()
+        self.bytes = 0
+
+    def take(self, path: Path, begin: int = 0) -> None:
+        """Keep a file of the log: all of it under one name more, or a copy from an offset on."""
+        size = size_of(path)
+        if size is None or size <= begin:
+            return
+        to = self._temporary / path.relative_to(self._files.root)
+        to = to if begin == 0 else to.with_name(f"{to.name}.from-{begin}")
+        _native.make_directories(str(to.parent))
+        self._folders.add(to.parent)
+        if begin or not link_file(path, to):
+            _copy(path, to, begin, size)
+        self.bytes += size - begin
+
+    def finish(self, why: str) -> None:
+        """All was taken: it is on the disk, and has its name."""
+        if not self.bytes:
+            return
+        make_file(self._temporary / "WHY.txt", f"{why}\n".encode())
+        for folder in (*self._folders, self._temporary):
+            _native.sync_directory(str(folder))
+        _native.rename_file(str(self._temporary), str(self.folder))
+        for folder in (self._files.set_aside, self._files.root):
+            _native.sync_directory(str(folder))
+
+    def abandon(self) -> None:
+        """Remove it: the log keeps all that was taken."""
+        for folder in (self._temporary, self.folder):
+            with suppress(StorageError):
+                remove_folder(folder)
+
+
+def _copy(path: Path, to: Path, begin: int, size: int) -> None:
+    with _native.File.open_to_read(str(path)) as source, _native.File.create_new(str(to)) as file:
+        for at in range(begin, size, _PIECE_BYTES):
+            data = bytearray(min(_PIECE_BYTES, size - at))
+            source.read(at, data)
+            file.write(at - begin, data)
+        file.sync()

@@ -1,0 +1,244 @@
+"""Reading a log's files to their end, also what stands after damage, where readers stop."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import StorageError
+from shoal.log.files import Files, size_of
+from shoal.log.head import Head, read_head
+from shoal.log.manifest import Manifest, read_manifest
+from shoal.log.reader import CommittedChanges
+from shoal.log.segment import DamagedError, Scan, SegmentFile, header_of
+from shoal.log.snapshot import Snapshot
+from shoal.records.excerpt import sentence, without_place
+from shoal.records.frames import HEADER_BYTES, check_payload
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Bytes after the last whole commit: one that is being written, or was when its writer died.
+
+    is_damaged: they are not the beginning of a commit, which a power cut may leave, or damage to what was not promised
+        to be on the disk.
+    """
+
+    path: Path
+    offset: int
+    bytes: int
+    version: int
+    what: str
+    is_damaged: bool
+
+    def __str__(self) -> str:
+        return f"[file {self.path}] version {self.version}, offset {self.offset}: {sentence(self.what)}"
+
+
+def walk(
+    files: Files, manifest: Manifest, head: Head, checked: bool = False
+) -> Iterator[CommittedChanges | DamagedError | Unfinished]:
+    """All whole commits of a log's segments, in order; where one should stand and does not, the error; and at the end
+    what is not finished. checked: whether a commit whose rows are damaged is not whole."""
+    newest = manifest.snapshots[-1].version if manifest.snapshots else 0
+    for number, first in enumerate(manifest.segments):
+        end = manifest.segments[number + 1] if number + 1 < len(manifest.segments) else None
+        path = files.segment(first)
+        if size_of(path) is None:
+            yield DamagedError.at(path, first, 0, first, "the file is not there")
+            continue
+        segment = SegmentFile(path, manifest.identity, first)
+        try:
+            for one in _Walk(files, manifest, head, segment, end, newest, checked).items():
+                if isinstance(one, CommittedChanges):
+                    newest = max(newest, one.version)
+                yield one
+        finally:
+            segment.close()
+
+
+class _Walk:
+    """One segment."""
+
+    def __init__(
+        self,
+        files: Files,
+        manifest: Manifest,
+        head: Head,
+        segment: SegmentFile,
+        end: int | None,
+        newest: int,
+        checked: bool,
+    ) -> None:
+        self._files = files
+        self._manifest = manifest
+        self._segment = segment
+        self._end = end  # the first version of the next one
+        self._promised = 0 if manifest.is_skipped(head.version) else head.version
+        self._promised_to = head.end if self._promised and head.segment == segment.first else 0
+        self._kept_to = 0 if checked else self._promised_to if end is None else segment.size()
+        self._newest = newest  # in segments and snapshots before
+        self._wanted = segment.first
+
+    def items(self) -> Iterator[CommittedChanges | DamagedError | Unfinished]:
+        segment = self._segment
+        at = len(header_of(self._manifest.identity, segment.first))
+        is_said = False
+        try:
+            segment.check_header()
+        except DamagedError as error:
+            yield error
+            is_said = True
+            if segment.size() < at or segment.is_another():
+                return
+        while True:
+            scan = Scan(at)
+            for whole in segment.commits(at, scan, self._kept_to):
+                version = whole.commit.version
+                if version != self._wanted and not is_said:
+                    yield segment.damaged(whole.begin, self._wanted, f"version {version} stands there")
+                if not self._fits(version):
+                    is_said = True
+                    continue
+                is_said = False
+                yield CommittedChanges(self._files, self._manifest, whole)
+                self._wanted = version + 1
+                if self._manifest.is_skipped(self._wanted):  # a repair ended the segment here
+                    return
+            problem = scan.problem
+            resume = None if problem is None else segment.next_whole(scan.stopped, self._fits, self._kept_to)
+            if resume is None:
+                if not is_said:
+                    yield from self._at_end(scan)
+                return
+            # All before a whole commit was written by now: what is broken still is damaged.
+            again = next(segment.commits(scan.end, Scan(scan.end), self._kept_to), None)
+            if again is not None:
+                at = scan.end
+                continue
+            if not is_said:
+                yield segment.damaged(scan.end, self._wanted, problem or "")
+            at, is_said = resume, True
+
+    def _fits(self, version: int) -> bool:
+        """Whether a version may stand in what is left of the segment."""
+        is_before = self._end is None or version < self._end
+        return self._wanted <= version and is_before and not self._manifest.is_skipped(version)
+
+    def _at_end(self, scan: Scan) -> Iterator[DamagedError | Unfinished]:
+        """What is missing after the last whole commit."""
+        segment, wanted = self._segment, self._wanted
+        if self._end is not None:
+            if self._manifest.after(wanted - 1) != self._end or scan.problem is not None:
+                what = f"versions up to {self._end - 1} should stand there; the file ends"
+                yield segment.damaged(scan.end, wanted, scan.problem or what)
+            return
+        newest = max(self._newest, wanted - 1)
+        if scan.end < self._promised_to or segment.is_promised(wanted, scan):
+            what = scan.problem or f"{self._promised_to} bytes were on the disk"
+            yield segment.damaged(scan.end, wanted, what)
+        elif newest < self._promised:
+            what = f"version {self._promised} was on the disk; the newest that can be read is {newest}"
+            yield segment.damaged(scan.end, newest + 1, what)
+        elif scan.problem is not None:
+            rest = segment.size() - scan.end
+            yield Unfinished(segment.path, scan.end, rest, wanted, scan.problem, scan.is_damaged)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A commit whose frames are all there. lost: tables whose rows in it are damaged."""
+
+    changes: CommittedChanges
+    lost: frozenset[str] = frozenset()
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        return self.changes.version
+
+
+@dataclass
+class Survey:
+    """What is whole in a log, and what is not.
+
+    snapshots: of which the list of blocks is whole, with those of its tables whose blocks are not.
+    """
+
+    manifest: Manifest
+    head: Head
+    snapshots: list[tuple[Snapshot, frozenset[str]]] = field(default_factory=list)
+    commits: list[Found] = field(default_factory=list)
+    damage: list[StorageError] = field(default_factory=list)
+    unfinished: Unfinished | None = None
+
+    @property
+    def shown(self) -> int:
+        """The highest version that the log ever had, as far as its files say."""
+        manifest = self.manifest
+        numbers = [self.head.version, manifest.segments[-1] - 1, *(one.version for one in manifest.snapshots)]
+        numbers += [one.version for one in self.commits]
+        numbers += [one.version for one in self.damage if isinstance(one, DamagedError)]
+        return max(numbers)
+
+
+def survey(files: Files) -> Survey:
+    """Read all of a log but its dense files."""
+    try:
+        found = Survey(read_manifest(files), read_head(files))
+    except StorageError as error:
+        error.add_note("A repair sets damaged segments aside, and cannot mend a manifest. Nothing was changed.")
+        raise
+    for one in walk(files, found.manifest, found.head):
+        if isinstance(one, CommittedChanges):
+            damage, lost = _lost(files, found.manifest, one)
+            found.commits.append(Found(one, lost))
+            found.damage += [] if damage is None else [damage]
+        elif isinstance(one, DamagedError):
+            found.damage.append(one)
+        elif one.is_damaged:
+            found.damage.append(_as_damage(found.manifest, one))
+        else:
+            found.unfinished = one
+    for entry in found.manifest.snapshots:
+        try:
+            snapshot = Snapshot(files, entry, found.manifest.layouts)
+        except StorageError as error:
+            found.damage.append(error)
+            continue
+        gone = set()
+        for name in snapshot.tables:
+            try:
+                for _rows in snapshot.rows(name):
+                    pass
+            except StorageError as error:
+                found.damage.append(error)
+                gone.add(name)
+        found.snapshots.append((snapshot, frozenset(gone)))
+    return found
+
+
+def _as_damage(manifest: Manifest, one: Unfinished) -> DamagedError:
+    return DamagedError.at(one.path, manifest.segments[-1], one.offset, one.version, one.what)
+
+
+def _lost(files: Files, manifest: Manifest, one: CommittedChanges) -> tuple[DamagedError | None, frozenset[str]]:
+    """The tables whose rows in a commit are damaged, and the first error."""
+    segment = SegmentFile(files.segment(one.whole.segment), manifest.identity, one.whole.segment)
+    names = [layout.name for layout in manifest.layouts]
+    lost: set[str] = set()
+    first = None
+    try:
+        for place in one.whole.frames:
+            number = place.header.table
+            try:
+                check_payload(place.header, segment.payload(place), f"offset {place.offset}")
+                if number >= len(names):
+                    raise StorageError(f"[offset {place.offset}] wanted a table of the manifest; got number {number}.")
+            except StorageError as error:
+                if first is None:
+                    what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
+                    first = segment.damaged(one.whole.begin, one.version, what)
+                lost |= set(names[number : number + 1]) or set(one.commit.tables)
+    finally:
+        segment.close()
+    return first, frozenset(lost)
