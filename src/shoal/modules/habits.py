@@ -9,7 +9,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shoal.errors import ModeWarning, OptimizerWarning, RanksWarning
-from shoal.modules.scaling import scaler_of_backward
+from shoal.modules.scaling import is_scaled_backward, scalers_in_use
 from shoal.modules.warned import warn
 from shoal.table import Group
 
@@ -162,9 +162,13 @@ class Habits:
         group = self._group()
         if not self._backwards_to_look_at or group is None or group.loss_scale is not None:
             return
-        beside, scaler = scaler_of_backward()
-        if beside:
-            self._backwards_to_look_at -= 1
+        scalers = scalers_in_use()
+        if not scalers:
+            return
+        self._backwards_to_look_at -= 1
+        if not is_scaled_backward() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return
+        scaler = next((one for one in scalers if one.get_scale() != 1.0), None)
         if scaler is None:
             return
         self._backwards_to_look_at = 0

@@ -22,9 +22,12 @@ class _Scalers:
 
     def in_use(self) -> list[GradScaler]:
         """Those that have scaled a loss."""
-        alive = [one() for one in self._known]
         # An instance refers to its class, and a class to its base: as long as the count stays, there is no new one.
-        if self._references != sum(map(getrefcount, self._classes)) or None in alive:
+        is_same = self._references == sum(map(getrefcount, self._classes))
+        if is_same and not self._known:
+            return []
+        alive = [one() for one in self._known]
+        if not is_same or None in alive:
             alive = self._look()
         return [one for one in alive if one is not None and one.is_enabled() and one._scale is not None]
 
@@ -39,20 +42,16 @@ class _Scalers:
         return found
 
 
-_scalers = _Scalers()
+scalers_in_use = _Scalers().in_use
 # Whose argument the roots of a backward are; other releases of torch may have another, and then they are not known.
 _engine = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 _SUMS = ("AddBackward", "SumBackward", "StackBackward", "CatBackward", "UnsqueezeBackward", "ToCopyBackward")
 
 
-def scaler_of_backward() -> tuple[bool, GradScaler | None]:
-    """Whether a GradScaler of this process has scaled a loss, and one that can have scaled the loss of the backward
-    that runs: it was multiplied by something that has no gradient. To be asked in a backward."""
-    scalers = _scalers.in_use()
-    if not scalers:
-        return False, None
-    scaled = any(_is_product(root.grad_fn) for root in _roots())
-    return True, scalers[0] if scaled and scalers[0].get_scale() != 1.0 else None
+def is_scaled_backward() -> bool:
+    """Whether the loss of the backward that runs was multiplied by something that has no gradient, as a GradScaler
+    does. To be asked in a backward."""
+    return any(_is_product(root.grad_fn) for root in _roots())
 
 
 def _roots() -> tuple[Tensor, ...]:
