@@ -503,7 +503,7 @@ def show_entry(entry: Entry, listed: Public) -> str:
 def show_class(entry: Entry, listed: Public) -> str:
     cls: type = entry.value
     parameters = constructor(cls)
-    is_result = any("field(" in one for one in parameters or [])  # defaults that nobody types
+    is_result = any("field(" in one for one in parameters or [])  # defaults that are not typed by hand
     is_made = entry.path is not None and parameters is not None and not is_result
     is_made = is_made and not issubclass(cls, BaseException)
     known = [*parameter_names(parameters or []), *fields_of(cls)]

@@ -1,4 +1,4 @@
-"""Ranks of one job that write to one path, and all who may."""
+"""Ranks of one job that write to one path, and those that may."""
 
 import os
 import time
@@ -44,7 +44,7 @@ def run(rank, folder, number):
     shoal.save(folder / f"own-{rank}", bags)
     shoal.save(folder / "together", bags, step=number, rank=rank, ranks=RANKS)
     dist.barrier()
-    # At once: one of them is refused, whoever it is.
+    # At once: one of them is refused.
     done = torch.zeros(RANKS)
     try:
         shoal.save(folder / f"race-{number}", bags)

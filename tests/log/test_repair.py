@@ -216,7 +216,7 @@ MODULES = {repair_module.__file__, aside_module.__file__}
 
 
 def test_a_repair_that_is_killed_anywhere_is_run_again(tmp_path):
-    """Writes are calls of the system each: who dies between two lines has done those before, and no more."""
+    """Writes are calls of the system each: a process that dies between two lines has done those before, and no more."""
     for kind, compact_at, newest in (("end", (), 3), ("beginning", (5,), NEWEST), ("replaced", (), NEWEST + 2)):
         logged = Logged(tmp_path / kind, compact_at=compact_at)
         gone = logged.flip("rows" if kind == "replaced" else "header")

@@ -42,7 +42,7 @@ def load(
     """Replace the rows of tables by those of a checkpoint or a log; returns the commit that they are of.
 
     bags: a collection, or a list of them.
-    dense, optimizer: a module and what has a state dict, to be loaded too.
+    dense, optimizer: a module, and an object with a state dict, to be loaded too.
     version: of a log; None is the newest.
     tables: names of those to load; None is all of the collection.
     state: False loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it

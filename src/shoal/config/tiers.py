@@ -53,7 +53,7 @@ class Dram:
 class Ssd:
     """Files on a disk, below memory.
 
-    path: a folder for them, made if it is not there; each table has a folder of its own in it, and nobody else may use
+    path: a folder for them, made if it is not there; each table has a folder of its own in it, and nothing else may use
         that. They hold nothing once the process is gone: what must survive it is saved.
     size: the most bytes that the files may take, as an int or a str such as "256GiB"; rows fill half of it.
     """

@@ -101,7 +101,7 @@ def load(state: Any, path: str | Path) -> None:
         state_dict_loader.load(read, storage_reader=reader, planner=Planner(), no_dist=True)
     dicts = {}
     for name, part in parts.items():
-        # What has been put together is not needed flat: the memory goes with it.
+        # Entries that were put together are not needed flat: their memory goes.
         flat = {path: read.pop(fqn) for path, fqn in part.items()}
         dicts[name] = _nested(_place(where, name), flat, objects[name], saved)
     for name, one in objects.items():

@@ -128,7 +128,7 @@ class ChangeLog:
     def _repair(self) -> None:
         self.repairs = tuple(repair_log(self._files, self._where))
         for one in self.repairs:
-            warnings.warn(RepairWarning(f"[{self._where}] was damaged: {one}"), stacklevel=3)  # who opens the log
+            warnings.warn(RepairWarning(f"[{self._where}] was damaged: {one}"), stacklevel=3)  # the line that opens the log
 
     def _open(self) -> None:
         files = self._files
@@ -235,7 +235,7 @@ class ChangeLog:
         bags: a collection, a module that holds some, or a list of them. The first commit of a table holds all of its
             rows.
         dense: a module, whose collections are left out; where it is not given, as in the commit before.
-        optimizer: what has `state_dict` and `load_state_dict`, as optimizers, schedulers and scalers have, or a dict of
+        optimizer: an object with `state_dict` and `load_state_dict`: an optimizer, scheduler or scaler, or a dict of
             such by name; where it is not given, as in the commit before.
         step, event_time, metadata: of the user's own, which `recover` gives back.
 

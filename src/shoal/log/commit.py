@@ -43,7 +43,7 @@ class TableCommit:
     deletes: int = 0
     replaces: bool = False
     hyper: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: str | None = None  # its name, "" for none; None where nobody said
+    optimizer: str | None = None  # its name, "" for none; None where it was not said
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""

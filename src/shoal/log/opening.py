@@ -83,7 +83,7 @@ def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
             f"[{where}] its last writer died in version {version + 1}: {size - scan.end} bytes behind version "
             f"{version} are cut off ({scan.problem})."
         ),
-        stacklevel=4,  # who opens the log
+        stacklevel=4,  # the line that opens the log
     )
     with _native.File.open_to_write(str(files.segment(first))) as file:
         file.truncate(scan.end)

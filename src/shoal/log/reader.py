@@ -24,7 +24,7 @@ from shoal.records import Layout, Rows
 from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts
 
-# Segments that one reader keeps open, of the 1024 files that a process may have where nobody set another limit.
+# Segments that one reader keeps open, of the 1024 files that a process may have by default.
 _MOST_HELD = 256
 # The folders of a checkpoint that ranks saved.
 _PART = re.compile(r"rank-\d{5}-of-\d{5}")

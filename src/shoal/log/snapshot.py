@@ -77,7 +77,7 @@ class TableBlocks:
     number: int  # in the manifest
     bytes: int
     blocks: tuple[Block, ...]
-    schema_crc32c: int | None = None  # of what stands before the first block; None where nobody said
+    schema_crc32c: int | None = None  # of what stands before the first block; None where it was not said
 
     @property
     def rows(self) -> int:

@@ -40,7 +40,7 @@ class TierStats:
     written_bytes: int = 0
     reads: int = 0  # calls, of many rows each
     writes: int = 0
-    failures: int = 0  # calls that raised, whoever made them: those of prefetch are told to nobody else
+    failures: int = 0  # calls that raised; of those that prefetch made, only this count tells
     read_seconds: float = 0.0
     write_seconds: float = 0.0
     capacity: int | None = None  # rows, where it is known
