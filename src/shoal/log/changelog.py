@@ -128,7 +128,7 @@ class ChangeLog:
     def _repair(self) -> None:
         self.repairs = tuple(repair_log(self._files, self._where))
         for one in self.repairs:
-            warnings.warn(RepairWarning(f"[{self._where}] was damaged: {one}"), stacklevel=3)  # the line that opens the log
+            warnings.warn(RepairWarning(f"[{self._where}] was damaged: {one}"), stacklevel=3)
 
     def _open(self) -> None:
         files = self._files

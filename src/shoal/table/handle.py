@@ -89,9 +89,8 @@ class TableHandle:
         """The keys, in ascending order, whose rows the tier below memory has and cannot read now: `erase` them, and the
         table is whole again. None where there is no such tier.
 
-        It reads all rows there while the table is used, and those that it could not read a second time, while it is not.
-        No row, state or score changes. Rows that memory has, too, are not
-        lost: where their copy below is damaged, they are written anew when they leave memory. A disk that is only away
+        It reads all rows there while the table is used, and those that it could not read once more while the table is
+        not used. No row, state or score changes. Rows that memory has, too, are not lost: where their copy below is damaged, they are written anew when they leave memory. A disk that is only away
         makes all its rows unreadable: try again before you erase them.
         """
         with self._group.reading():
