@@ -90,8 +90,9 @@ class TableHandle:
         table is whole again. None where there is no such tier.
 
         It reads all rows there while the table is used, and those that it could not read once more while the table is
-        not used. No row, state or score changes. Rows that memory has, too, are not lost: where their copy below is damaged, they are written anew when they leave memory. A disk that is only away
-        makes all its rows unreadable: try again before you erase them.
+        not used. No row, state or score changes. Rows that memory has, too, are not lost: where their copy below is
+        damaged, they are written anew when they leave memory. A disk that is only away makes all its rows unreadable:
+        try again before you erase them.
         """
         with self._group.reading():
             lowest = self._table.lowest
