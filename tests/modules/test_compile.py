@@ -1,6 +1,7 @@
 """torch.compile gives the same rows as eager, by the same native calls."""
 
 import contextlib
+import functools
 import gc
 import weakref
 from types import SimpleNamespace
@@ -387,6 +388,26 @@ def test_a_compiled_graph_keeps_its_tables_alive(make, calls):
     gc.collect()
     assert group() is None
     make(name="compiled")
+
+
+@pytest.mark.parametrize("make", [pooling, sequences])
+def test_a_compiled_graph_keeps_tables_alive_that_are_in_a_cycle(make, calls):
+    collection = make(name="cycle")
+    collection.me = [collection]
+    loss = compiled_loss(collection)
+    del collection
+    torch._dynamo.reset()
+    gc.collect()
+    with pytest.raises(ConfigError, match="name must be free"):
+        make(name="cycle")
+    once = make is pooling  # sequences are compiled with buffers that a backward uses up
+    assert counted(calls, functools.partial(loss.backward, retain_graph=once))["update"] == 1
+    if once:
+        with pytest.raises(BackwardError, match="Run the forward again"):
+            loss.backward()
+    del loss
+    gc.collect()
+    make(name="cycle")
 
 
 def test_a_compiled_graph_that_is_dropped_lets_its_tables_go():

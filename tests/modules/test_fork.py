@@ -158,3 +158,18 @@ def test_a_worker_that_looks_up_is_told():
         loader = DataLoader(UsesTables(collection()), num_workers=1, multiprocessing_context="fork")
         with pytest.raises(ForkError, match="main process"):
             next(iter(loader))
+
+
+def test_graphs_that_wait_in_the_parent_are_not_in_the_way_of_a_child():
+    parents = collection(threads_used=False)
+    batch = kjt({"a": [[1, 2]]})
+    with torch.autograd.profiler.profile():  # lookups go by the tables' name, as those of compiled programs do
+        loss = parents(batch).values().sum()
+
+    def work():
+        made = shoal.EmbeddingBagCollection([shoal.Table("a", 16)])
+        train_step(made, batch)
+        return len(made.table("a"))
+
+    assert in_child(work) == "2"
+    loss.backward()

@@ -57,6 +57,39 @@ def test_known_keys_eval_and_training_are_not_warned_of():
         collection(kjt({"a": [[70]], "b": [[80]]}))
 
 
+def test_rows_that_other_calls_made_are_no_births():
+    collection = bags()
+    train_step(collection, kjt(BATCH))
+    state = collection.state_dict()
+    with torch.no_grad():
+        collection(kjt(BATCH))
+        collection.table("item").assign([100, 101], torch.zeros(2, 4))
+        collection(kjt(BATCH))
+        collection.load_state_dict(state)
+        collection(kjt(BATCH))
+        collection.table("item").erase([1, 2, 3])
+        with pytest.warns(ModeWarning, match="bags.eval"):
+            collection(kjt({"a": [[200]], "b": [[]]}))
+
+
+@pytest.mark.threads
+def test_rows_that_another_thread_trains_are_no_births():
+    collection, done = bags(), threading.Event()
+    train_step(collection, kjt(BATCH))
+
+    def train():
+        for step in range(200):
+            train_step(collection, kjt({"a": [[1000 + step]], "b": [[]]}))
+        done.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    with torch.no_grad():
+        while not done.is_set():
+            collection(kjt(BATCH))
+    thread.join()
+
+
 def test_a_filter_silences_the_warning():
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", ModeWarning)
@@ -163,6 +196,36 @@ def test_a_sum_of_scaled_losses_is_scaled():
     out = collection(kjt(BATCH)).values()
     with pytest.warns(OptimizerWarning, match="GradScaler"):
         (scaler.scale(out.sum()) + scaler.scale(out.mean())).backward()
+
+
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda scaler, out: scaler.scale(out.sum()) / 4,
+        lambda scaler, out: -scaler.scale(-out.sum()),
+        lambda scaler, out: torch.stack([scaler.scale(out.sum()), scaler.scale(out.mean())]).mean(),
+    ],
+)
+def test_what_is_done_to_a_scaled_loss_does_not_hide_it(scaled):
+    collection, scaler = bags(), torch.amp.GradScaler("cpu")
+    out = collection(kjt(BATCH)).values() + 1
+    with pytest.warns(OptimizerWarning, match="GradScaler"):
+        scaled(scaler, out).backward()
+
+
+def test_a_scaled_loss_is_seen_through_reentrant_checkpointing():
+    collection, scaler = bags(), torch.amp.GradScaler("cpu")
+    hook = torch.ones(1, requires_grad=True)
+    out = checkpoint(lambda _: collection(kjt(BATCH)).values() + 1, hook, use_reentrant=True)
+    with pytest.warns(OptimizerWarning, match="GradScaler"):
+        scaler.scale(out.sum()).backward()
+
+
+def test_a_product_that_is_small_beside_the_scale_is_no_scaled_loss():
+    collection, scaler = bags(), torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1, requires_grad=True).sum()).backward()
+    out = collection(kjt(BATCH)).values()
+    (0.5 * out.square().mean()).backward()
 
 
 def test_a_scale_of_one_is_not_warned_of():
@@ -306,6 +369,8 @@ def test_finite_weights_whose_sum_is_not_are_taken():
 
 def test_another_param_group_is_refused():
     optimizer = bags().optimizer
+    with pytest.raises(ConfigError, match="no other param group"):
+        copy.deepcopy(optimizer).add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     with pytest.raises(ConfigError, match="no other param group"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     assert len(optimizer.param_groups) == 1

@@ -44,6 +44,25 @@ def test_a_collection_is_one_call_of_the_graph(model, target):
     assert not torch.equal(getattr(made, target).table("t").lookup([1]), before)
 
 
+class Regrouped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags = shoal.EmbeddingBagCollection([shoal.Table("t", 4, features=["a", "b"])])
+
+    def forward(self, one, other):
+        both = shoal.KeyedJaggedTensor.concat([one, other])
+        out = self.bags(both)
+        (first,) = shoal.KeyedTensor.regroup([out], [["b", "a"]])
+        return first, shoal.KeyedTensor.regroup_as_dict([out], [["a"]], ["x"])["x"]
+
+
+def test_functions_of_batches_and_outputs_are_calls_of_the_graph():
+    made = Regrouped()
+    traced = torch.fx.symbolic_trace(made)
+    parts = kjt({"a": BATCH["a"]}), kjt({"b": BATCH["b"]})
+    assert all(torch.equal(one, other) for one, other in zip(traced(*parts), made(*parts), strict=True))
+
+
 def test_a_copy_of_a_traced_model_has_tables_of_its_own():
     traced = torch.fx.symbolic_trace(Pooled())
     traced(kjt(BATCH)).sum().backward()

@@ -133,7 +133,7 @@ def optimizer_of(optimizer_class: Any, optimizer_kwargs: Mapping[str, Any] | Non
     for name, given in settings.items():
         if name in foreign.names:
             made[foreign.names[name]] = given
-        elif given not in foreign.only.get(name, ()):
+        elif not any(type(given) in (type(one), int, float) and given == one for one in foreign.only.get(name, ())):
             wanted = ", ".join(foreign.names)
             only = f"; {name} only as {foreign.only[name][0]!r}" if name in foreign.only else ""
             raise ConfigError(
@@ -210,7 +210,8 @@ def _require_new(collection: Collection) -> None:
     if any(rows.values()) or stepped or group.newest_lease is not None:
         raise ConfigError(
             f"[{collection.name}] wanted tables without rows, since an optimizer decides what a row holds; got {rows} "
-            f"rows. Call apply_optimizer_in_backward before the first training lookup and before a load."
+            f"rows. Call apply_optimizer_in_backward before the first training lookup, before a load, "
+            f"and before rows of tables that do not train are assigned."
         )
     if group.settings_may_change:
         raise ConfigError(

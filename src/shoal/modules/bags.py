@@ -100,7 +100,7 @@ class EmbeddingBagCollection(Collection):
         if torch.is_grad_enabled() and (training or (weights is not None and weights.requires_grad)):
             out = PooledLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, weights, columns)  # type: ignore[no-untyped-call]
         else:
-            rows = self._habits.rows_before(training, torch.is_grad_enabled())
+            rows = self._habits.births_before(training, torch.is_grad_enabled())
             out, _ = ops.lookup(
                 lookup.held or lookup.group,
                 token,

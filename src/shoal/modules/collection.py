@@ -5,7 +5,6 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
@@ -157,12 +156,6 @@ class Collection(nn.Module):
             self.scaler = scaler
             raise
         self.scaler = scaler
-
-    def __del__(self) -> None:
-        group = self.__dict__.get("_group")
-        if group is not None and group.retired is None:
-            with suppress(Exception):  # nothing is left to keep where it cannot be used, as in a forked child
-                registry.outlive(group)
 
     # ---- tables
 

@@ -19,7 +19,7 @@ _member: Any = getattr(torch.distributed, "GroupMember", None)
 # evaluation another model may be trained.
 _STEPS_OF_FINE_TUNING = 2
 # Backwards beside a GradScaler that did not scale them, after which this loop is taken to have none.
-_UNSCALED_BACKWARDS = 64
+_UNSCALED_BACKWARDS = 1000
 
 
 class Habits:
@@ -41,7 +41,6 @@ class Habits:
         self._ranks: Any = None  # the process group that was looked at
         self._may_bear_unseen = True
         self._lookups_without_gradients = 0
-        self._rows_then: int | None = None
         self._may_freeze_unseen = self._trains
         self._is_frozen_lookup = False  # the last one, since the last step
         self._steps_while_frozen = 0
@@ -61,7 +60,6 @@ class Habits:
             self._forget_steps()
         if not with_gradients:
             return
-        self._rows_then = None
         if _member is not None and _member.WORLD is not self._ranks:
             self._ranks = _member.WORLD
             self._warn_of_ranks()
@@ -69,8 +67,8 @@ class Habits:
             without, self._without_optimizer = self._without_optimizer, ()
             self._warn_of_optimizer(without)
 
-    def rows_before(self, training: bool, with_gradients: bool) -> int | None:
-        """How many rows there are before a training lookup without gradients; None where its births need no warning."""
+    def births_before(self, training: bool, with_gradients: bool) -> int | None:
+        """Births before a training lookup without gradients; None where they need no warning."""
         if not training or with_gradients or not self._may_bear_unseen or torch.compiler.is_compiling():
             return None
         self._lookups_without_gradients += 1
@@ -80,15 +78,11 @@ class Habits:
             count = self._lookups_without_gradients
             if count & (count - 1) or torch.cuda.is_current_stream_capturing():
                 return None
-        # Those that were born since the last look, too.
-        return self._rows() if self._rows_then is None else self._rows_then
+        return self._births()
 
     def after_lookup(self, before: int | None) -> None:
-        """Warn where rows were born in a lookup that no backward can follow. before: what `rows_before` returned."""
-        if before is None:
-            return
-        self._rows_then = self._rows()
-        if self._rows_then <= before or _is_checkpointed():
+        """Warn where rows were born in a lookup that no backward can follow. before: what `births_before` returned."""
+        if before is None or self._births() <= before or _is_checkpointed():
             return
         self._may_bear_unseen = False
         warn(
@@ -98,12 +92,9 @@ class Habits:
             f"{self._kind}.lookup().",
         )
 
-    def _rows(self) -> int:
+    def _births(self) -> int:
         group = self._group()
-        if group is None:
-            return 0
-        with group.reading():
-            return sum(len(table) for table in group.tables)
+        return 0 if group is None else group.births()
 
     def _warn_of_ranks(self) -> None:
         if not self._trains or self._ranks is None or torch.distributed.get_world_size() == 1:
@@ -146,9 +137,9 @@ class Habits:
         self._forget_steps()
         warn(
             ModeWarning,
-            f"[{self._name}] an optimizer makes steps after lookups in eval(), where rows stay as they are. Call "
-            f"bags.train() to train them too. If they are to stay, use {self._kind}.lookup(), or look up under "
-            f"torch.no_grad(): their output needs no gradient.",
+            f"[{self._name}] an optimizer makes steps after lookups in eval(), where rows stay as they are. If they "
+            f"are to stay, use {self._kind}.lookup(), or look up under torch.no_grad(): their output needs no "
+            f"gradient. Call bags.train() to train them too.",
         )
         return False
 
@@ -166,17 +157,17 @@ class Habits:
         if not scalers:
             return
         self._backwards_to_look_at -= 1
-        if not is_scaled_backward() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        scaler = next((one for one in scalers if one.get_scale() != 1.0), None)
-        if scaler is None:
+        scale = max(one.get_scale() for one in scalers)
+        if scale == 1.0 or not is_scaled_backward(scale):
             return
         self._backwards_to_look_at = 0
         warn(
             OptimizerWarning,
             f"[{self._name}] the loss of this backward was scaled, as it seems by a GradScaler, whose scale is "
-            f"{scaler.get_scale():g}, and `scaler` of the collection is not set: rows take steps that are too large by "
-            f"that. Set bags.scaler = scaler before the first backward.",
+            f"{scale:g}, and `scaler` of the collection is not set: rows take steps that are too large by that. Set "
+            f"bags.scaler = scaler before the first backward. Where no scaler scales this loss, ignore this.",
         )
 
 

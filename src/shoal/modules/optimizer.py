@@ -89,7 +89,7 @@ class TableOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the groups are the tables, and rows are updated in the backward pass."""
-        if len(self.param_groups) == len(self._tables):
+        if len(self.param_groups) == len(self.__dict__.get("_tables", self.param_groups)):  # a copy has no tables
             raise ConfigError(
                 "[bags.optimizer] wanted no other param group: it has one for each table, and its step() updates "
                 "nothing. Give parameters to an optimizer of their own."

@@ -45,24 +45,35 @@ class _Scalers:
 scalers_in_use = _Scalers().in_use
 # Whose argument the roots of a backward are; other releases of torch may have another, and then they are not known.
 _engine = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
-_SUMS = ("AddBackward", "SumBackward", "StackBackward", "CatBackward", "UnsqueezeBackward", "ToCopyBackward")
+# What losses are made of after they were scaled.
+_NAMES = ("Add", "Sum", "Mean", "Div", "Neg", "Stack", "Cat", "Unsqueeze", "ToCopy")
+_PASSED = tuple(f"{name}Backward" for name in _NAMES)
+_LEAST_LOSS = 1e-3
 
 
-def is_scaled_backward() -> bool:
-    """Whether the loss of the backward that runs was multiplied by something that has no gradient, as a GradScaler
-    does. To be asked in a backward."""
-    return any(_is_product(root.grad_fn) for root in _roots())
+def is_scaled_backward(scale: float) -> bool:
+    """Whether the loss of the backward that runs looks as if a GradScaler has scaled it: it was multiplied by something
+    that has no gradient, and is not small beside the scale. To be asked in a backward."""
+    return any(_is_product(root.grad_fn) and _size(root) >= _LEAST_LOSS * scale for root in _roots())
 
 
-def _roots() -> tuple[Tensor, ...]:
-    """What `backward` was called on. On a device, backwards run in a thread of autograd's, and their caller waits."""
+def _size(root: Tensor) -> float:
+    return float(root.detach().abs().max()) if root.numel() else 0.0
+
+
+def _roots() -> list[Tensor]:
+    """What `backward` was called on: by this thread, where one may run within another, as checkpointing does. On a
+    device, backwards run in a thread of autograd's, and their caller waits."""
     for frame in (sys._getframe(1), *sys._current_frames().values()):
+        found: list[Tensor] = []
         at: FrameType | None = frame
         while at is not None:
             if at.f_code is _engine:
-                return tuple(at.f_locals.get("t_outputs", ()))
+                found += at.f_locals.get("t_outputs", ())
             at = at.f_back
-    return ()
+        if found:
+            return found
+    return []
 
 
 def _is_product(node: Any, depth: int = 4) -> bool:
@@ -71,7 +82,7 @@ def _is_product(node: Any, depth: int = 4) -> bool:
     parents = [parent for parent, _ in node.next_functions]
     if node.name().startswith("MulBackward"):
         return None in parents
-    return node.name().startswith(_SUMS) and any(_is_product(parent, depth - 1) for parent in parents)
+    return node.name().startswith(_PASSED) and any(_is_product(parent, depth - 1) for parent in parents)
 
 
 class ScaledLoss:

@@ -89,7 +89,7 @@ class EmbeddingCollection(Collection):
         if torch.is_grad_enabled() and training:
             outs = EachLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, keys, shapes)  # type: ignore[no-untyped-call]
         else:
-            rows = self._habits.rows_before(training, torch.is_grad_enabled())
+            rows = self._habits.births_before(training, torch.is_grad_enabled())
             outs, _ = rows_of_each(token, lookup, values, offsets, keys, shapes, keep=False)
             self._habits.after_lookup(rows)
         lengths, bags = features.lengths(), (offsets.shape[0] - 1) // max(len(names), 1)

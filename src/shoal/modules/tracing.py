@@ -1,6 +1,8 @@
 """Symbolic tracing: a collection is one call in a torch.fx graph, as the modules of torch.nn are."""
 
+import functools
 from abc import ABCMeta
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -50,6 +52,21 @@ class Traceable(ABCMeta):
                 if isinstance(given, Proxy):
                     return given.tracer.create_proxy("call_function", cls, args, settings)
         return super().__call__(*args, **settings)
+
+
+def traceable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose call with a tracer's proxies, alone or in lists, is a node of the graph."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **settings: Any) -> Any:
+        if _symbolic_trace._is_fx_tracing_flag:
+            for given in (*args, *settings.values()):
+                for one in given if isinstance(given, list | tuple) else (given,):
+                    if isinstance(one, Proxy):
+                        return one.tracer.create_proxy("call_function", call, args, settings)
+        return function(*args, **settings)
+
+    return call
 
 
 def require_no_recording(where: str) -> None:

@@ -242,7 +242,7 @@ class Habits(Protocol):
 
     def before_lookup(self, training: bool, with_gradients: bool) -> None: ...
 
-    def rows_before(self, training: bool, with_gradients: bool) -> int | None: ...
+    def births_before(self, training: bool, with_gradients: bool) -> int | None: ...
 
     def after_lookup(self, before: int | None) -> None: ...
 
@@ -260,7 +260,6 @@ class Group(ABC):
         self.loss_scale: LossScale | None = None
         # Why it may not be used any more, where its collection has another group now.
         self.retired: str | None = None
-        self.is_known_by_name = False  # by compiled graphs
         self.habits: Habits | None = None
         # Whether anyone can have changed the optimizers' settings since the tables were made.
         self.settings_may_change = False
@@ -274,6 +273,12 @@ class Group(ABC):
         self.readers = Readers(_READERS)
         self._process, self._forks = os.getpid(), _forks
         this_rank()  # remembered for logs, which may be written when the process group is gone
+
+    def births(self) -> int:
+        """A number that grows by the rows that a lookup of this thread gives birth to. On a device it is that of all
+        rows, and waits for the device."""
+        with self.reading():
+            return sum(len(table) for table in self.tables)
 
     def retire(self, why: str) -> None:
         """Refuse all calls from here on, with this text, and close the storages: another group may open them."""
@@ -289,8 +294,13 @@ class Group(ABC):
 
     # ---- locking
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made it, and is not a forked child."""
+        return _forks == self._forks
+
     def _in_own_process(self) -> None:
-        if _forks != self._forks:
+        if not self.is_own:
             raise ForkError(
                 f"[{self.name}] these tables belong to process {self._process}; this is its forked child "
                 f"{os.getpid()}, whose copy nobody would see. Look ids up in the main process, or make a collection "

@@ -1,5 +1,6 @@
 """A group whose rows are in host memory: all tables of a collection, whatever their layout."""
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class HostGroup(Group):
     def __init__(self, name: str, configs: Sequence[Table], seed: int) -> None:
         super().__init__(name, seed, torch.device("cpu"), [HostTable(config, seed, name) for config in configs])
         self._at_work: Batch | None = None  # a lookup whose rows are being brought
+        self._born = threading.local()
         self.staged: dict[tuple[int, int], HostStaging] = {}
         # Whoever changes an index has this alone, inside the group's lock. Staging finds under it, beside an update,
         # which changes rows only.
@@ -255,6 +257,9 @@ class HostGroup(Group):
 
     # ---- rows that are not in memory
 
+    def births(self) -> int:
+        return getattr(self._born, "rows", 0)
+
     def below(self, number: int) -> Below:
         """What a table has below its memory. REQUIRES: it has something."""
         below = self.tables[number].below
@@ -318,6 +323,7 @@ class HostGroup(Group):
                 batch.bags.finish(get_num_threads())
         finally:
             self._at_work = None
+        self._born.rows = self.births() + sum(come.births for come in arrivals)
         for at, (table, come, which) in enumerate(zip(tables, arrivals, comes, strict=True)):
             if which is not None and come.fetched is not None:
                 table.fetched += missing.keys.positions(at, which.masked_scatter(which, come.fetched))

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from shoal.errors import BackwardError, NotFoundError
 from shoal.table.group import Group
-from shoal.table.registry import group_named, let_go
+from shoal.table.registry import group_named, keep_waiting, let_go
 
 _library = Library("shoal", "DEF")
 _library.define(
@@ -37,22 +38,29 @@ def _looking_up(method: str, training_at: int) -> Callable[..., Any]:
 
     def run(group: str, token: Tensor, *arguments: Any) -> Any:
         found = group_named(group)
-        found.is_known_by_name = True
         training, keep = arguments[training_at : training_at + 2]
         before = None
         if found.habits is not None and training:
             found.habits.before_lookup(training, keep)
-            before = found.habits.rows_before(training, keep)
+            before = found.habits.births_before(training, keep)
         result = getattr(found, method)(*arguments)
         if before is not None and found.habits is not None:
             found.habits.after_lookup(before)
+        if keep:
+            keep_waiting(found)
         return result
 
     return run
 
 
 def _updating(group: str, token: Tensor, *arguments: Any) -> Tensor:
-    found = group_named(group)
+    try:
+        found = group_named(group)
+    except NotFoundError:
+        raise BackwardError(
+            f"[backward] wanted the tables of {group!r}; the collection is gone, and this graph had its backward. Run "
+            f"the forward again, or add the losses up before the backward."
+        ) from None
     if found.habits is not None:
         found.habits.before_backward()
     result = found.update(*arguments)

@@ -5,7 +5,7 @@ import weakref
 from shoal.errors import NotFoundError
 from shoal.table.group import Group
 
-_outliving: list[Group] = []
+_waiting: dict[int, Group] = {}  # by id
 _groups: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
 
 
@@ -14,19 +14,16 @@ def register(group: Group) -> None:
     _groups[group.name] = group
 
 
-def outlive(group: Group) -> None:
-    """Keep a group whose collection goes, where compiled graphs wait for a backward: these know it by name only. A
-    later call lets it go, once they had their backward or were dropped."""
-    let_go()
-    if group.is_known_by_name and group.is_awaited:
-        _outliving.append(group)
+def keep_waiting(group: Group) -> None:
+    """Keep a group that a compiled graph waits for: that knows it by its name alone, also when its collection goes."""
+    _waiting[id(group)] = group
 
 
 def let_go() -> None:
-    """Keep no group that no backward waits for."""
-    for group in list(_outliving):
-        if not group.is_awaited:
-            _outliving.remove(group)
+    """Keep no group any more whose compiled graphs had their backward, or were dropped."""
+    for key, group in list(_waiting.items()):  # a copy, made at once: other threads come here too
+        if not (group.is_own and group.is_awaited):
+            _waiting.pop(key, None)
 
 
 def is_free(name: str) -> bool:

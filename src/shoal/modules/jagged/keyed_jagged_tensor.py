@@ -15,6 +15,7 @@ from shoal.modules.jagged.exchange import in_order
 from shoal.modules.jagged.jagged_tensor import JaggedTensor
 from shoal.modules.jagged.offsets import running_sum
 from shoal.modules.jagged.text import show
+from shoal.modules.tracing import traceable
 
 
 class KeyedJaggedTensor(Jagged):
@@ -80,6 +81,7 @@ class KeyedJaggedTensor(Jagged):
         return _concat(where, parts)
 
     @staticmethod
+    @traceable
     def concat(kjt_list: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         """The keys of all of them, in order; all must have the same stride, and weights all or none."""
         where = "KeyedJaggedTensor.concat"

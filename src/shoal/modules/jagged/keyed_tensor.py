@@ -11,7 +11,7 @@ from shoal.modules.jagged import pytree
 from shoal.modules.jagged.checks import certainly, position, require_keys, require_tensor
 from shoal.modules.jagged.offsets import running_sum
 from shoal.modules.jagged.text import show
-from shoal.modules.tracing import Traceable
+from shoal.modules.tracing import Traceable, traceable
 
 
 class KeyedTensor(metaclass=Traceable):
@@ -55,6 +55,7 @@ class KeyedTensor(metaclass=Traceable):
         return KeyedTensor(keys, lengths, torch.cat(list(tensors), dim=cat_dim), key_dim)
 
     @staticmethod
+    @traceable
     def regroup(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> list[Tensor]:
         """For each group of keys one tensor, its keys' columns side by side."""
         where = "KeyedTensor.regroup"
@@ -78,6 +79,7 @@ class KeyedTensor(metaclass=Traceable):
         return grouped
 
     @staticmethod
+    @traceable
     def regroup_as_dict(
         keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]], keys: Sequence[str]
     ) -> dict[str, Tensor]:

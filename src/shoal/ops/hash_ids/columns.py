@@ -45,6 +45,8 @@ def hash_ids(ids: Any) -> Tensor:
         return _of_numpy(ids.to_numpy())
     if any(_is_of(ids, "pandas", kind) for kind in ("Series", "Index", "ExtensionArray")):
         return _of_pandas(ids)
+    if _is_of(ids, "pandas", "DataFrame"):
+        raise InputError(f"[{WHERE}] wanted ids in one dimension; got a DataFrame. Give one column of it.")
     return _of_arrow(ids)
 
 
