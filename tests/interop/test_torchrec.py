@@ -72,6 +72,13 @@ def test_training_without_a_named_optimizer_is_warned_of_once():
     train_step(made, kjt(BATCH))
 
 
+def test_the_optimizer_that_is_told_has_the_settings_of_now():
+    made = bags()
+    made.optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.warns(OptimizerWarning, match=r"RowwiseAdagrad\(lr=0.1\)"):
+        train_step(made, kjt(BATCH))
+
+
 @pytest.mark.parametrize(
     "make", [lambda: bags(optimizer=shoal.SGD(0.1)), lambda: bags(optimizer=None), lambda: bags(table_of(config()))]
 )

@@ -589,3 +589,18 @@ def test_what_is_no_log(tmp_path):
     with pytest.raises(ShoalError):
         shoal.ChangeLog(tmp_path / "file")
     assert _native.file_size(str(Path(tmp_path / "file"))) == 1
+
+
+def test_damaged_dense_weights_leave_the_rows_and_older_versions(log, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(log.path, path)
+    damaged = sorted((path / "dense").iterdir())[-1]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(StorageError, match=r"recover an older version \(version=\), or leave dense="):
+        recover(log, path)
+    load(log, path, log.newest - 2)
+    bags = made()
+    shoal.recover(path, bags)
+    assert_rows(bags, log.rows[log.newest])

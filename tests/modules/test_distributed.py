@@ -46,12 +46,23 @@ def run(rank, init_file):
     assert warnings_of(early) == [__file__]
     assert warnings_of(shoal.EmbeddingBagCollection([shoal.Table("a", 4, optimizer=None)])) == []
     assert warnings_of(shoal.EmbeddingBagCollection([shoal.Table("a", 4)]).eval()) == []
+    state_dicts_are_warned_of_once(early)
     train(rank, find_unused=False)
     train(rank, find_unused=True)
     dist.barrier()  # gloo aborts a rank whose peer leaves early
     # DistributedDataParallel is in cycles and keeps the group's threads, which must not outlive the interpreter.
     gc.collect()
     dist.destroy_process_group()
+
+
+def state_dicts_are_warned_of_once(bags):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            nn.ModuleDict({"bags": bags}).state_dict()
+    (only,) = told
+    assert only.category is RanksWarning
+    assert "torch.distributed.checkpoint" in str(only.message)
 
 
 def train(rank, find_unused):

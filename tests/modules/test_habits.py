@@ -204,6 +204,9 @@ def test_a_sum_of_scaled_losses_is_scaled():
         lambda scaler, out: scaler.scale(out.sum()) / 4,
         lambda scaler, out: -scaler.scale(-out.sum()),
         lambda scaler, out: torch.stack([scaler.scale(out.sum()), scaler.scale(out.mean())]).mean(),
+        lambda scaler, out: scaler.scale(out.sum()).squeeze(),
+        lambda scaler, out: scaler.scale(out.mean().reshape(1, 1)).view(1)[0],
+        lambda scaler, out: scaler.scale((out - 1.01).square().mean()),  # 1e-4
     ],
 )
 def test_what_is_done_to_a_scaled_loss_does_not_hide_it(scaled):

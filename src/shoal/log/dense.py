@@ -98,7 +98,10 @@ def read_dense(path: Path, wanted: DenseFile, held: Any = None) -> dict[str, Any
         with _native.File.open_to_read(str(path)) as file:
             file.read(0, data)
     if _native.crc32c(data) != wanted.crc32c:
-        raise StorageError(f"[file {path}] its checksum is wrong. Restore it from another copy.")
+        raise StorageError(
+            f"[file {path}] its checksum is wrong. Restore it from another copy, recover an older version (version=), "
+            f"or leave dense= and optimizer= out: rows do not need it."
+        )
     found, metadata = tensors.decode(data, f"file {path}")
     try:
         skeleton = json.loads(metadata.get(_SKELETON, ""))

@@ -347,6 +347,7 @@ class Collection(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if are_left_out():
             return
+        self._habits.before_state_dict()
         with self._group.reading_all():
             wanted = sum(content_bytes(table.config, len(table)) for table in self._group.tables)
             if wanted > self.state_dict_limit:

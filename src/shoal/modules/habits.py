@@ -39,6 +39,7 @@ class Habits:
             for table in group.tables
         )
         self._ranks: Any = None  # the process group that was looked at
+        self._may_mix_unseen = True  # state dicts of several ranks
         self._may_bear_unseen = True
         self._lookups_without_gradients = 0
         self._may_freeze_unseen = self._trains
@@ -108,14 +109,31 @@ class Habits:
     def _warn_of_optimizer(self, names: Sequence[str]) -> None:
         group = self._group()
         tables = [] if group is None else group.tables
-        used = [table.config.optimizer for table in tables if table.config.name in names]
-        shown = dict.fromkeys(f"{type(one).__name__}(lr={one.hyper().get('lr')})" for one in used if one is not None)
+        used = [table for table in tables if table.config.name in names]
+        shown = dict.fromkeys(f"{type(one.config.optimizer).__name__}(lr={one.optimizer_hyper['lr']})" for one in used)
         warn(
             OptimizerWarning,
             f"[{self._name}] no optimizer was named for the TorchRec configs {', '.join(map(repr, names))}; their rows "
             f"are trained with {', '.join(shown)}. Name one: optimizer= of the collection, table_of(config, "
             f"optimizer=...) or apply_optimizer_in_backward of shoal.interop.torchrec. TorchRec's own function walks "
             f"parameters(), where rows are not.",
+        )
+
+    # ---- state dicts
+
+    def before_state_dict(self) -> None:
+        """Before rows are copied into a state dict."""
+        if not self._may_mix_unseen or getattr(_member, "WORLD", None) is None:
+            return
+        if torch.distributed.get_world_size() == 1:
+            return
+        self._may_mix_unseen = False
+        warn(
+            RanksWarning,
+            f"[{self._name}] this state dict has the rows of one of {torch.distributed.get_world_size()} ranks. "
+            f"torch.distributed.checkpoint takes the ranks' entries of one name for copies of each other, and would "
+            f"save keys of one rank with rows of another. Write a file for each rank, or call shoal.save(path, "
+            f"model, step=..., rank=..., ranks=...).",
         )
 
     # ---- steps of torch's optimizers

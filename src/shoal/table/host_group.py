@@ -454,7 +454,8 @@ class HostGroup(Group):
             rows = ", ".join(f"{count} of {table.config.name!r}" for table, count in overflowed)
             raise NonFiniteError(
                 f"[{self.name}] gradients are finite, but for some rows their sum is too large (its norm above 1e15): "
-                f"{rows}. These rows were left as they were, the others updated. Scale the loss down, or clip."
+                f"{rows}. These rows were left as they were, the others updated. Scale the loss down, or clip; where "
+                f"a GradScaler scales it, set bags.scaler = scaler."
             )
 
     def _is_skipped(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor) -> bool:
