@@ -23,7 +23,7 @@ BUILTIN_BASES = {
     "CheckpointError": RuntimeError,
     "ForkError": RuntimeError,
 }
-WARNINGS = ["ModeWarning", "OptimizerWarning", "RanksWarning", "StateWarning", "PrefetchWarning"]
+WARNINGS = ["ModeWarning", "OptimizerWarning", "RanksWarning", "StateWarning", "WeightsWarning", "PrefetchWarning"]
 
 
 def test_every_exception_is_exported_and_is_a_shoal_error():

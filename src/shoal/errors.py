@@ -14,14 +14,15 @@
     ├── CheckpointError   (RuntimeError)     a log or checkpoint that is not there, or does not fit
     └── ForkError         (RuntimeError)     use in a forked child process
 
-and every warning that it gives. A collection gives the first three once for each cause. StateWarning comes with each
-load that it is true of, PrefetchWarning once for each pass over a loader:
+and every warning that it gives. A collection gives the first three and WeightsWarning once for each cause. StateWarning
+comes with each load that it is true of, PrefetchWarning once for each pass over a loader:
 
     ShoalWarning          (UserWarning)
     ├── ModeWarning        a lookup without gradients inserts rows, or an optimizer makes steps after lookups in eval()
     ├── OptimizerWarning   tables train with a default optimizer, or with gradients that a GradScaler scaled
     ├── RanksWarning       several ranks train tables that are not shared
     ├── StateWarning       a state dict was loaded in part
+    ├── WeightsWarning     per-sample weights are ignored, and the user did not say so
     └── PrefetchWarning    a storage failed while `shoal.prefetch` read from it
 
 `warnings.filterwarnings("ignore", category=shoal.errors.ModeWarning)` silences one kind.
@@ -68,6 +69,7 @@ __all__ = [
     "StateDictError",
     "StateWarning",
     "StorageError",
+    "WeightsWarning",
 ]
 
 
@@ -148,6 +150,10 @@ class RanksWarning(ShoalWarning):
 
 class StateWarning(ShoalWarning):
     """A state dict lacks a part of a table, which is now as in a new row."""
+
+
+class WeightsWarning(ShoalWarning):
+    """A batch has per-sample weights, which are ignored: `is_weighted=` of tables of TorchRec configs was not given."""
 
 
 class PrefetchWarning(ShoalWarning):

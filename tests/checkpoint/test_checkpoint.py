@@ -345,7 +345,7 @@ def test_recover_into_tables_that_are_others(tmp_path):
     shoal.save(tmp_path / "saved", bags("t", shoal.AdamW(lr=0.1, weight_decay=0.3)))
     for other, message in (
         (bags("renamed", shoal.AdamW()), "which has 't'; got 'renamed'"),
-        (bags("t", shoal.Adam()), "trained by AdamW, and has Adam"),
+        (bags("t", shoal.Adam()), r"trained by AdamW \(.*\), and has Adam \("),
     ):
         with pytest.raises(CheckpointError, match=message):
             shoal.recover(tmp_path / "saved", other)

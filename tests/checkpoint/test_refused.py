@@ -1,5 +1,7 @@
 """Loads, recoveries and saves that are refused, or fail in the middle, leave things as they were."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from batches import kjt, train_step
@@ -8,7 +10,9 @@ from torch import nn
 
 import shoal
 from shoal import _native
-from shoal.errors import CapacityError, CheckpointError, DeviceError, InputError, StorageError
+from shoal.errors import CapacityError, CheckpointError, DeviceError, InputError, ShoalError, StorageError
+from shoal.interop import dcp
+from shoal.interop.parquet import parquet_to_log
 
 
 @pytest.fixture(autouse=True)
@@ -195,19 +199,101 @@ def one_table(optimizer):
     return shoal.EmbeddingBagCollection([shoal.Table("t", 4, optimizer=optimizer)])
 
 
-def test_state_of_another_optimizer_is_not_left_out_without_a_word(tmp_path):
-    bags = one_table(shoal.Adam(lr=0.001))
+# Rows that one trained, and a table of the other: its state is other columns, or of another class.
+OTHERWISE = {
+    "another class": (shoal.Adam(lr=0.001), shoal.SGD(lr=1.0), r"by Adam.* \(exp_avg\[4\].*has SGD \(no state\)"),
+    "momentum, and none": (
+        shoal.SGD(lr=0.1, momentum=0.9),
+        shoal.SGD(lr=1.0),
+        r"by SGD with momentum.* \(momentum\[4\]\), and has SGD \(no state\)",
+    ),
+    "none, and momentum": (
+        shoal.SGD(lr=0.1),
+        shoal.SGD(lr=1.0, momentum=0.9),
+        r"by SGD.* \(no state\), and has SGD with momentum \(momentum\[4\]\)",
+    ),
+    "counts of rows, and one of the table": (
+        shoal.Adam(lr=0.1),
+        shoal.Adam(lr=1.0, bias_correction="global"),
+        r'by Adam.* \(.*count\[1\]\), and has Adam with bias_correction="global" \(exp_avg\[4\], exp_avg_sq\[4\]\)',
+    ),
+    "one count, and one for each row": (
+        shoal.PartialRowwiseAdam(lr=0.1, bias_correction="global"),
+        shoal.PartialRowwiseAdam(lr=1.0),
+        r'by PartialRowwiseAdam with bias_correction="global".* \(.*has PartialRowwiseAdam \(.*count\[1\]\)',
+    ),
+    "the same columns of another class": (
+        shoal.Adam(lr=0.1),
+        shoal.AdamW(lr=1.0),
+        r"by Adam.* \(.*count\[1\]\), and has AdamW \(.*count\[1\]\)",
+    ),
+    "a sum of another width": (
+        shoal.Adagrad(lr=0.1),
+        shoal.RowwiseAdagrad(lr=1.0),
+        r"by Adagrad.* \(sum\[4\]\), and has RowwiseAdagrad \(sum\[1\]\)",
+    ),
+}
+
+
+def rolled_back(path, bags):
+    with shoal.ChangeLog(path) as log:
+        log.rollback(1, bags)
+
+
+@pytest.mark.parametrize(("was", "has", "message"), OTHERWISE.values(), ids=OTHERWISE)
+@pytest.mark.parametrize("call", ["load", "recover", "rollback", "load_state_dict", "dcp.load"])
+def test_state_of_other_optimizers_is_not_left_out_without_a_word(tmp_path, call, was, has, message):
+    bags, other = one_table(was), one_table(has)
     train_step(bags, kjt({"t": [[1, 2, 3]]}))
+    train_step(other, kjt({"t": [[7]]}))
+    before = rows_of(other)
+    # A state dict does not say which class trained the rows.
+    is_seen = was.columns(4) != has.columns(4) or call in ("load", "recover", "rollback")
+    if call == "rollback":
+        shoal.save(tmp_path / "log", bags)
+        act = lambda: rolled_back(tmp_path / "log", other)  # noqa: E731
+    elif call == "load_state_dict":
+        act = lambda: other.load_state_dict(bags.state_dict())  # noqa: E731
+    elif call == "dcp.load":
+        dcp.save(bags, tmp_path / "saved")
+        act = lambda: dcp.load(other, tmp_path / "saved")  # noqa: E731
+    else:
+        shoal.save(tmp_path / "saved", bags)
+        act = lambda: getattr(shoal, call)(tmp_path / "saved", other)  # noqa: E731
+    if not is_seen:
+        act()
+        return
+    with pytest.raises(ShoalError, match=f"table 't' was trained {message}"):
+        act()
+    assert_rows(other, before)
+    assert other.optimizer.param_groups[0]["lr"] == 1.0
+    if call == "load":
+        shoal.load(tmp_path / "saved", other, state=False)
+        assert torch.equal(other.table("t").lookup([1, 2, 3]), bags.table("t").lookup([1, 2, 3]))
+        assert other.optimizer.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize("has", [shoal.SGD(lr=1.0), shoal.Assign(), None], ids=repr)
+def test_rows_that_no_optimizer_trained_load_where_there_is_no_state(tmp_path, has):
+    bags, other = one_table(None), one_table(has)
+    bags.table("t").assign([1, 2], torch.ones(2, 4))
     shoal.save(tmp_path, bags)
+    shoal.load(tmp_path, other)
+    assert torch.equal(other.table("t").lookup([1, 2]), torch.ones(2, 4))
+
+
+def test_state_that_no_optimizer_of_the_table_has_is_not_left_out_of_what_was_imported(tmp_path):
+    """A log that was imported does not say which optimizer trained its rows."""
+    file = {"key": [1], "row": [[1.0] * 4], "state.momentum": [[0.5] * 4]}
+    pq.write_table(pa.table(file), tmp_path / "x.parquet")
+    parquet_to_log(tmp_path / "x.parquet", tmp_path / "log", table="t")
     other = one_table(shoal.SGD(lr=1.0))
-    with pytest.raises(CheckpointError, match="was trained by Adam, whose state SGD does not have"):
-        shoal.load(tmp_path, other)
-    shoal.load(tmp_path, other, state=False)
-    assert torch.equal(other.table("t").lookup([1, 2, 3]), bags.table("t").lookup([1, 2, 3]))
-    alike = one_table(shoal.AdamW(lr=1.0))
-    shoal.load(tmp_path, alike)
-    assert torch.equal(alike.table("t").state([1])["exp_avg"], bags.table("t").state([1])["exp_avg"])
-    assert [group["lr"] for bags in (other, alike) for group in bags.optimizer.param_groups] == [1.0, 1.0]
+    with pytest.raises(CheckpointError, match=r"by SGD with momentum \(momentum\[4\]\), and has SGD \(no state\)"):
+        shoal.load(tmp_path / "log", other)
+    shoal.load(tmp_path / "log", other, state=False)
+    own = one_table(shoal.SGD(lr=1.0, momentum=0.9))
+    shoal.load(tmp_path / "log", own)
+    assert own.table("t").state([1])["momentum"].tolist() == [[0.5] * 4]
 
 
 def test_a_table_that_was_renamed_is_not_recovered_empty(tmp_path):

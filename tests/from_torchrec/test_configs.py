@@ -9,16 +9,17 @@ from batches import kjt, train_step
 from torch.nn import init
 
 import shoal
-from shoal.errors import ConfigError, InputError
+from shoal.errors import ConfigError, InputError, WeightsWarning
 
 from theirs import BATCH, bag_config, row_config, theirs, torchrec  # isort: skip (it skips this file without TorchRec)
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig, PoolingType
 
+CPU = torch.device("cpu")
 SGD = shoal.SGD(0.1)
 
 
 def bags(**settings):
-    return shoal.EmbeddingBagCollection(tables=[bag_config(**settings)], device=torch.device("cpu"), optimizer=SGD)
+    return shoal.EmbeddingBagCollection(tables=[bag_config(**settings)], device=CPU, optimizer=SGD)
 
 
 def test_a_bag_config_becomes_a_table():
@@ -48,12 +49,23 @@ def test_an_embedding_config_becomes_a_table_of_sequences():
 
 @pytest.mark.parametrize("weights", [None, 0.5])
 def test_their_batch_trains_as_ours_does(weights):
-    one, other = bags(), bags()
+    config, is_weighted = [bag_config()], weights is not None
+    one, other = (shoal.EmbeddingBagCollection(config, is_weighted, CPU, optimizer=SGD) for _ in range(2))
     for _ in range(3):
         assert torch.equal(
             train_step(one, theirs(BATCH, weights=weights)), train_step(other, kjt(BATCH, weights=weights))
         )
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def test_their_weights_are_ignored_by_default_as_theirs_are():
+    theirs_made = torchrec.EmbeddingBagCollection(tables=[bag_config(num_embeddings=10)], device=CPU)
+    ours = bags(num_embeddings=10)
+    ours.table("item").assign(torch.arange(10), theirs_made.embedding_bags["item"].weight.detach())
+    with pytest.warns(WeightsWarning):
+        found = ours(theirs(BATCH, weights=0.5)).values()
+    torch.testing.assert_close(found, theirs_made(theirs(BATCH, weights=0.5)).values())
+    assert ours.is_weighted() == theirs_made.is_weighted()
 
 
 @pytest.mark.parametrize("need_indices", [False, True])

@@ -1,5 +1,6 @@
 """What comes from TorchRec, as far as that can be tried without it; tests/from_torchrec has the rest."""
 
+import copy
 import warnings
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from batches import kjt, train_step
 from torch import nn
 
 import shoal
-from shoal.errors import ConfigError, OptimizerWarning, StateDictError, StateWarning, StorageError
+from shoal.errors import ConfigError, OptimizerWarning, StateDictError, StateWarning, StorageError, WeightsWarning
 from shoal.interop.torchrec import apply_optimizer_in_backward, load_optimizer_state, optimizer_of, table_of
 
 BATCH = {"a": [[1, 2], [3]]}
@@ -33,6 +34,59 @@ def config(name="t", **settings):
 
 def bags(*configs, **settings):
     return shoal.EmbeddingBagCollection(list(configs) or [config()], **settings)
+
+
+# ---- per-sample weights
+
+
+def plain_and_weighted(made, **settings):
+    return made(kjt(BATCH)).values(), made(kjt(BATCH, weights=2.0, **settings)).values()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own doing
+@pytest.mark.parametrize("call", ["forward", "lookup", "compiled"])
+def test_weights_that_nobody_spoke_of_are_ignored_as_by_torchrec_and_warned_of_once(call):
+    made = bags(optimizer=shoal.SGD(0.1))
+    made(kjt(BATCH))
+    look = {"forward": made, "lookup": made.lookup, "compiled": torch.compile(made, backend="eager")}[call]
+    plain = look(kjt(BATCH)).values()
+    with pytest.warns(WeightsWarning, match=r"is_weighted= was not given.*is_weighted=True to use them") as told:
+        weighted = [look(kjt(BATCH, weights=2.0)).values() for _ in range(3)]
+    assert len(told) == 1
+    assert call == "compiled" or told[0].filename == __file__
+    assert all(torch.equal(one, plain) for one in weighted)
+    assert not made.is_weighted()
+
+
+def test_weights_that_are_ignored_do_not_reach_the_update():
+    one, other = bags(optimizer=shoal.SGD(0.1)), bags(optimizer=shoal.SGD(0.1))
+    with pytest.warns(WeightsWarning):
+        train_step(one, kjt(BATCH, weights=2.0))
+    train_step(other, kjt(BATCH))
+    assert torch.equal(one.table("t").lookup([1, 2, 3]), other.table("t").lookup([1, 2, 3]))
+
+
+@pytest.mark.parametrize(("said", "factor"), [(True, 2.0), (False, 1.0)])
+def test_weights_that_were_spoken_of_are_not_warned_of(said, factor):
+    made = bags(optimizer=shoal.SGD(0.1), is_weighted=said)
+    insists = [{"weights": 1.0}] if said else [{}]
+    plain = made(kjt(BATCH, **insists[0])).values()
+    assert torch.equal(made(kjt(BATCH, weights=2.0)).values(), factor * plain)
+    assert made.is_weighted() == said
+
+
+def test_weights_are_used_where_all_tables_are_our_own():
+    plain, weighted = plain_and_weighted(shoal.EmbeddingBagCollection([shoal.Table("t", 4, features=["a"])]))
+    assert torch.equal(weighted, 2 * plain)
+
+
+def test_weights_are_ignored_where_one_table_is_a_config_and_in_what_is_made_of_the_collection():
+    table = shoal.Table("own", 4, features=["a"])
+    made = bags(config(), table, optimizer=shoal.SGD(0.1), device="meta").to_empty(device="cpu")
+    for one in (made, copy.deepcopy(made)):
+        with pytest.warns(WeightsWarning):
+            plain, weighted = plain_and_weighted(one)
+        assert torch.equal(weighted, plain)
 
 
 # ---- optimizers

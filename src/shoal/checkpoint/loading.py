@@ -45,15 +45,15 @@ def load(
     dense, optimizer: a module, and an object with a state dict, to be loaded too.
     version: of a log; None is the newest.
     tables: names of those to load; None is all of the collection.
-    state: False loads weights alone, and rows' state is as at birth; a table without an optimizer has no place for it
-        anyway.
+    state: False loads weights alone, and rows' state is as at birth. Otherwise rows that another optimizer trained, or
+        one whose settings give rows other state, are refused; a table without an optimizer takes weights alone anyway.
     cast: weights may be of another type, and are rounded to the table's.
     rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's.
     rank, ranks: only rows of that rank's buckets are loaded.
     progress: whether to show a bar; None is where standard error is a terminal.
 
     Scores and the table's step come with the rows; with its state come the settings of its optimizer, learning rate
-    included, if it is of the same kind. Sizes of tiers, devices and the ranks that saved do not matter.
+    included. Sizes of tiers, devices and the ranks that saved do not matter.
 
     Wrong settings, and tables without room, raise before anything changes; where a file is damaged in the middle, or a
     weight is more than the table's type has, tables are left empty, and it says so.
@@ -174,9 +174,16 @@ class _Plan:
                 raise CheckpointError(
                     f"[{where}] wanted a table {name!r}; the checkpoint has {has}. Name those to load in tables=."
                 )
-            _check(where, version.layouts[name], table.layout, state, cast)
-            if state:
-                _check_optimizer(where, version.commit.tables[name].optimizer, version.layouts[name], table)
+            _check(where, version.layouts[name], table.layout, cast)
+            kind = version.commit.tables[name].optimizer
+            nothing_is_lost = not table.optimizer or (kind == "" and not table.layout.columns)
+            if state and not nothing_is_lost:
+                table.require_trained_alike(
+                    where,
+                    kind,
+                    version.layouts[name],
+                    "Make the table's optimizer as it was, or give state=False to load weights alone.",
+                )
         self.commits = {name: version.commit.tables[name] for name in wanted}
         self.changes = sum(version.changes(name) for name in wanted)
 
@@ -233,7 +240,7 @@ def _rounded(weights: Tensor, target: Layout, keys: Tensor) -> Tensor:
     return rounded
 
 
-def _check(where: str, has: Layout, wants: Layout, state: bool, cast: bool) -> None:
+def _check(where: str, has: Layout, wants: Layout, cast: bool) -> None:
     of = f"[{where}] table {wants.name!r}"
     if has.dim != wants.dim:
         raise CheckpointError(f"{of}: the checkpoint's rows have {has.dim} weights; the table's have {wants.dim}.")
@@ -245,23 +252,4 @@ def _check(where: str, has: Layout, wants: Layout, state: bool, cast: bool) -> N
         raise CheckpointError(
             f"{of}: the checkpoint has {has.buckets} buckets; the table has {wants.buckets}. Make it with "
             f"buckets={has.buckets}."
-        )
-    mine = {(column.name, column.width) for column in wants.columns}
-    theirs = {(column.name, column.width) for column in has.columns}
-    if state and not mine <= theirs:
-        names = ", ".join(sorted(name for name, _ in mine - theirs))
-        raise CheckpointError(
-            f"{of}: its optimizer has state that the checkpoint lacks: {names}. Give state=False to load weights alone."
-        )
-
-
-def _check_optimizer(where: str, was: str | None, has: Layout, table: LoggedTable) -> None:
-    """Raise CheckpointError where another optimizer would leave state out without a word."""
-    if was in (None, table.optimizer) or not table.optimizer:
-        return
-    mine, theirs = ({(column.name, column.width) for column in one.columns} for one in (table.layout, has))
-    if mine != theirs:
-        raise CheckpointError(
-            f"[{where}] table {table.name!r} was trained by {was or 'no optimizer'}, whose state {table.optimizer} "
-            f"does not have. Give state=False to load weights alone."
         )

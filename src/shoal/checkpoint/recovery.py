@@ -58,16 +58,20 @@ def _recover(
         return None
     tables = LoggedTables(where, bags)
     for name, table in tables.items():
-        if name in version.layouts and (difference := version.layouts[name].difference(table.layout)):
+        if name not in version.layouts:
+            continue
+        layout = version.layouts[name]
+        if layout.dim == table.layout.dim:
+            table.require_trained_alike(
+                where,
+                version.commit.tables[name].optimizer,
+                layout,
+                "Make the table's optimizer as it was; shoal.load(state=False) loads weights alone.",
+            )
+        if difference := layout.difference(table.layout):
             raise CheckpointError(
                 f"[{where}] table {name!r} is not as it was committed: {difference}. Make it as it was; "
                 f"shoal.load converts some."
-            )
-        was, wants = version.commit.tables[name].optimizer if name in version.layouts else None, table.optimizer
-        if was is not None and was != wants:
-            raise CheckpointError(
-                f"[{where}] table {name!r} was trained by {was or 'no optimizer'}, and has {wants or 'none'}. Make it "
-                f"as it was, or use shoal.load."
             )
     strange, missed = set(tables) - set(version.layouts), set(version.layouts) - set(tables)
     if strange and (missed or len(strange) == len(tables)):

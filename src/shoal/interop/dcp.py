@@ -31,21 +31,11 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shoal.checkpoint.loading import require_path
-from shoal.config import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Assign,
-    Ftrl,
-    Optimizer,
-    PartialRowwiseAdam,
-    RowwiseAdagrad,
-    format_size,
-)
+from shoal.config import format_size
 from shoal.errors import CheckpointError, InputError, ShoalError, StateDictError
 from shoal.interop.dcp_files import UNHARMED, Names, Planner, Reader, Saved, Shape
 from shoal.modules.collection import Collection
+from shoal.modules.state import trained_otherwise
 from shoal.records.excerpt import excerpt
 from shoal.table import without_rows
 
@@ -275,24 +265,6 @@ def _without_wrappers(names: set[str]) -> set[str]:
     return {".".join(part for part in name.split(".") if part not in _WRAPPERS) for name in names}
 
 
-# Every kind of row state that an optimizer of ours has.
-_OPTIMIZERS: tuple[tuple[str, Optimizer | None], ...] = (
-    ("SGD", SGD()),
-    ("SGD with momentum", SGD(momentum=0.9)),
-    ("Adagrad", Adagrad()),
-    ("RowwiseAdagrad", RowwiseAdagrad()),
-    ("Adam", Adam()),
-    ("AdamW", AdamW()),
-    ('Adam with bias_correction="global"', Adam(bias_correction="global")),
-    ('AdamW with bias_correction="global"', AdamW(bias_correction="global")),
-    ("PartialRowwiseAdam", PartialRowwiseAdam()),
-    ('PartialRowwiseAdam with bias_correction="global"', PartialRowwiseAdam(bias_correction="global")),
-    ("Ftrl", Ftrl()),
-    ("Assign", Assign()),
-    ("no optimizer", None),
-)
-
-
 def _require_same_optimizers(where: str, module: nn.Module, saved: Mapping[Names, Shape | None]) -> None:
     """Raise StateDictError for a table whose saved columns are those of other optimizers than its own."""
     for prefix, one in _collections(module):
@@ -300,31 +272,9 @@ def _require_same_optimizers(where: str, module: nn.Module, saved: Mapping[Names
             group, number = table.place
             config = group.tables[number].config
             begin = next(name for name in entries if name.endswith(".weight_id")).removesuffix("weight_id")
-            shapes = {
-                str(path[0]).removeprefix(begin): None if shape is None else shape[1]
-                for path, shape in saved.items()
-                if str(path[0]).startswith(begin)
-            }
-            if "weight_id" not in shapes or (shapes.get("weight") or ())[1:] != (config.dim,):
-                continue
-            rows = {name.removeprefix("state."): shape for name, shape in shapes.items() if name.startswith("state.")}
-            widths = {name: shape[1] if shape is not None and len(shape) == 2 else None for name, shape in rows.items()}
-            was = [name for name, known in _OPTIMIZERS if _widths(known, config.dim) == widths]
-            own = _widths(config.optimizer, config.dim)
-            if was and widths != own:
-                has = [
-                    name
-                    for name, known in _OPTIMIZERS
-                    if type(known) is type(config.optimizer) and _widths(known, config.dim) == own
-                ]
-                raise StateDictError(
-                    f"[{where}] table {table.name!r} was trained by {' or '.join(was)}, and has "
-                    f"{has[0] if has else type(config.optimizer).__name__}. {UNHARMED} Make it as it was."
-                )
-
-
-def _widths(optimizer: Optimizer | None, dim: int) -> dict[str, int | None]:
-    return {} if optimizer is None else {column.name: column.width for column in optimizer.columns(dim)}
+            shapes = {str(path[0]): None if shape is None else shape[1] for path, shape in saved.items()}
+            if otherwise := trained_otherwise(config, begin, shapes):
+                raise StateDictError(f"[{where}] {otherwise} {UNHARMED} Make the table's optimizer as it was.")
 
 
 def _require_alike(where: str, one: Any, given: set[str], live: Mapping[Any, Any], checkpoint: Saved) -> None:

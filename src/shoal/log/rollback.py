@@ -33,7 +33,13 @@ def rolled_back(
         if name not in version.layouts and not any(name in one.commit.tables for one in since):
             raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")
     for name, table in tables.items():
-        if name in version.layouts and (difference := version.layouts[name].difference(table.layout)):
+        if name not in version.layouts:
+            continue
+        layout = version.layouts[name]
+        if layout.dim == table.layout.dim:
+            kind = version.commit.tables[name].optimizer
+            table.require_trained_alike(where, kind, layout, "Make the table's optimizer as it was at that version.")
+        if difference := layout.difference(table.layout):
             raise CheckpointError(f"[{where}] table {name!r} has another layout than at that version: {difference}.")
     now: list[_State] = []
     try:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from shoal.errors import ConfigError, DeviceError, InputError, StorageError
+from shoal.config.trained import trained_otherwise
+from shoal.errors import CheckpointError, ConfigError, DeviceError, InputError, StorageError
 from shoal.log.commit import MOST_STEPS, TableCommit
 from shoal.records import Layout, layout_of
 from shoal.table import Group, GroupTable, collections_in
@@ -54,6 +55,14 @@ class LoggedTable:
         """The name of its optimizer; "" where it has none."""
         optimizer = self.table.config.optimizer
         return "" if optimizer is None else type(optimizer).__name__
+
+    def require_trained_alike(self, where: str, kind: str | None, layout: Layout, advice: str) -> None:
+        """Raise CheckpointError where rows of that layout have another optimizer, or other state of the same one. kind:
+        its name, "" for none, None where it was not said. REQUIRES: the dims are the same."""
+        config = self.table.config
+        widths: dict[str, int | None] = {column.name: column.width for column in layout.columns}
+        if otherwise := trained_otherwise(config.name, config.dim, config.optimizer, kind, widths):
+            raise CheckpointError(f"[{where}] {otherwise} {advice}")
 
     def remember(self, memory: TableCommit) -> None:
         """Have what it remembers be as it was. Settings of an optimizer that it does not have are left out."""

@@ -10,9 +10,10 @@ from shoal.config import Init, Optimizer, Tier
 from shoal.config.checked import checked_arguments
 from shoal.errors import ConfigError, InputError
 from shoal.modules.collection import Collection, features_of, require_every_sample
+from shoal.modules.habits import weights_are_ignored
 from shoal.modules.jagged import KeyedTensor
 from shoal.modules.lookup import PooledLookup
-from shoal.modules.torchrec import Defaults
+from shoal.modules.torchrec import Defaults, looks_like_config
 from shoal.modules.tracing import call_of, is_traced
 from shoal.table import ops
 
@@ -27,8 +28,9 @@ class EmbeddingBagCollection(Collection):
         is then called feature@table.
     device: where the rows are: "cpu", which is the default, or "cuda". On "meta" there is no place for rows yet:
         `to_empty(device=...)` makes one.
-    is_weighted: whether the batch's weights are used; None uses them where the batch has them, True insists on them,
-        False leaves them alone.
+    is_weighted: whether the batch's weights are used; True insists on them, False leaves them alone. None uses them
+        where the batch has them; if a table is a TorchRec config, it is TorchRec's default, False, and a WeightsWarning
+        tells of the first batch with weights.
     seed: with a table's name and a key, decides a key's first row.
     name: by which compiled and exported programs find the tables; by default the class's and a number.
     output_dtype: of the output; rows have their own in Table.
@@ -66,7 +68,9 @@ class EmbeddingBagCollection(Collection):
             strict_features=strict_features,
             defaults=Defaults(optimizer, tiers, init),
         )
-        self._is_weighted = is_weighted
+        # A script that was moved keeps its results.
+        self._is_weighted_unsaid = is_weighted is None and any(map(looks_like_config, tables))
+        self._is_weighted = False if self._is_weighted_unsaid else is_weighted
 
     @property
     def embedding_bags(self) -> SimpleNamespace:
@@ -93,7 +97,11 @@ class EmbeddingBagCollection(Collection):
         features = features_of(type(self).__name__, features)
         require_every_sample(type(self).__name__, features)
         values, offsets = features.values(), features.offsets()
-        weights = None if self._is_weighted is False else features.weights_or_none()
+        weights = features.weights_or_none()
+        if self._is_weighted is False and weights is not None:
+            weights = None
+            if self._is_weighted_unsaid:
+                weights_are_ignored(self._group.name)
         if self._is_weighted and weights is None:
             raise InputError(f"[{type(self).__name__}] is_weighted=True wants weights; the batch has none.")
         lookup, token, columns = self._lookup(features, training), self._token_now(training), sum(self._dims)

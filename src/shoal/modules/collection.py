@@ -34,6 +34,7 @@ from shoal.modules.state import (
     save_content,
     state_names,
     state_shapes,
+    trained_otherwise,
     warn_of_weights,
 )
 from shoal.modules.torchrec import Defaults
@@ -387,11 +388,8 @@ class Collection(nn.Module):
         others = {name: value for name, value in state_dict.items() if name not in names}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         # As a part of a model it loads what is there, as all modules do: torch tells none of them whether it is strict.
-        if self._is_strict and (missing_keys or unexpected_keys):
-            raise StateDictError(
-                f"[{self.name}] wanted every entry of the tables and no other; got a state dict that lacks "
-                f"{missing_keys} and has the unknown {unexpected_keys}. Nothing was loaded."
-            )
+        if self._is_strict:
+            self._require_every_entry(state_dict, prefix, missing_keys, unexpected_keys)
         contents = {
             number: load_content(config, self._prefix(prefix, config), state_dict)
             for number, config in enumerate(self._configs)
@@ -400,6 +398,20 @@ class Collection(nn.Module):
             self._group.replace({number: content for number, content in contents.items() if content})
         if foreign:
             warn_of_weights(self.name, [config.name for config in foreign])
+
+    def _require_every_entry(
+        self, state_dict: Mapping[str, Any], prefix: str, missing: Sequence[str], unexpected: Sequence[str]
+    ) -> None:
+        shapes = {name: getattr(value, "shape", None) for name, value in state_dict.items()}
+        told = [trained_otherwise(config, self._prefix(prefix, config), shapes) for config in self._configs]
+        otherwise = next((one for one in told if one is not None), None)
+        if missing or unexpected:
+            raise StateDictError(
+                f"[{self.name}] wanted every entry of the tables and no other; got a state dict that lacks {missing} "
+                f"and has the unknown {unexpected}{'.' if otherwise is None else f': {otherwise}'} Nothing was loaded."
+            )
+        if otherwise is not None:
+            raise StateDictError(f"[{self.name}] {otherwise} Nothing was loaded. Make the table's optimizer as it was.")
 
     def state_shapes(self, prefix: str) -> list[dict[str, tuple[torch.dtype, tuple[int, ...] | None]]]:
         """For each table, the entries that it has in a state dict: type, and shape behind the rows, if it has rows."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from shoal.errors import ModeWarning, OptimizerWarning, RanksWarning
+from shoal.errors import ModeWarning, OptimizerWarning, RanksWarning, WeightsWarning
 from shoal.modules.scaling import is_scaled_backward, scalers_in_use
 from shoal.modules.warned import warn
-from shoal.table import Group
+from shoal.table import Group, registry
 
 # Has the process group; there is none where torch was built without.
 _member: Any = getattr(torch.distributed, "GroupMember", None)
@@ -40,6 +40,7 @@ class Habits:
         )
         self._ranks: Any = None  # the process group that was looked at
         self._may_mix_unseen = True  # state dicts of several ranks
+        self._may_ignore_weights_unseen = True
         self._may_bear_unseen = True
         self._lookups_without_gradients = 0
         self._may_freeze_unseen = self._trains
@@ -119,6 +120,17 @@ class Habits:
             f"parameters(), where rows are not.",
         )
 
+    def on_weights(self) -> None:
+        """Where a batch has weights that are ignored, and the user did not say so."""
+        if not self._may_ignore_weights_unseen:
+            return
+        self._may_ignore_weights_unseen = False
+        warn(
+            WeightsWarning,
+            f"[{self._name}] a batch has per-sample weights, and is_weighted= was not given: they are ignored, as by "
+            f"TorchRec's default for TorchRec configs. Give is_weighted=True to use them, or False to ignore them.",
+        )
+
     # ---- state dicts
 
     def before_state_dict(self) -> None:
@@ -187,6 +199,16 @@ class Habits:
             f"{scale:g}, and `scaler` of the collection is not set: rows take steps that are too large by that. Set "
             f"bags.scaler = scaler before the first backward. Where no scaler scales this loss, ignore this.",
         )
+
+
+# A compiled program is told while it is made.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def weights_are_ignored(name: str) -> bool:
+    """Tell the habits of the collection of that name of a batch whose weights are ignored."""
+    habits = registry.group_named(name).habits
+    if habits is not None:
+        habits.on_weights()
+    return True
 
 
 # Of collections that looked up in eval() with gradients on.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.config import Table
+from shoal.config import Table, trained
 from shoal.errors import StateDictError, StateWarning
 from shoal.modules.warned import warn
 from shoal.table import TableContent
@@ -97,6 +97,19 @@ def load_content(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> T
 def is_weight_alone(config: Table, prefix: str, state_dict: Mapping[str, Any]) -> bool:
     """Whether a state dict has a table as TorchRec writes one: its weight, whose row i is key i's, and no more."""
     return [name for name in state_names(config, prefix) if name in state_dict] == [prefix + "weight"]
+
+
+def trained_otherwise(config: Table, prefix: str, shapes: Mapping[str, Sequence[int] | None]) -> str | None:
+    """A sentence that says that the state of a table's rows is that of other optimizers than its own; None where it is
+    not, or that of no optimizer. shapes: of all entries of a state dict, None where one is no tensor."""
+    own = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    if "weight_id" not in own or tuple(own.get("weight") or ())[1:] != (config.dim,):
+        return None
+    rows = {name.removeprefix("state."): shape for name, shape in own.items() if name.startswith("state.")}
+    widths = {name: shape[1] if shape is not None and len(shape) == 2 else None for name, shape in rows.items()}
+    if not trained.optimizers_with(widths, config.dim):
+        return None
+    return trained.trained_otherwise(config.name, config.dim, config.optimizer, None, widths)
 
 
 def warn_of_weights(collection: str, names: Sequence[str]) -> None:
