@@ -301,7 +301,11 @@ class Ftrl(Optimizer):
 class Assign(Optimizer):
     """The gradient is the new row: w = g.
 
-    duplicates: which of a key's gradients in one batch wins, the "last", the "first", or their "mean".
+    A gradient of zeros is none: it comes where an output did not reach the loss, where a sample is masked, or from a
+    per-sample weight of 0. So a row all of whose gradients are zeros is left as it is, with its score, and is not
+    logged. To set rows to zeros, use the table's `assign`.
+    duplicates: which of a key's gradients in one batch wins, the "last", the "first", or their "mean". Those of zeros
+        do not count.
     """
 
     _: KW_ONLY
