@@ -40,11 +40,13 @@ def outputs(out):
     return [out.values()] if isinstance(out, shoal.KeyedTensor) else [jagged.values() for jagged in out.values()]
 
 
-def backward(out, seed=0):
-    """A backward with a gradient that depends on nothing but the seed."""
+def backward(out, seed=0, keep=1.0):
+    """A backward with a gradient that depends on nothing but the seed; zeros in all but the part `keep` of its rows."""
     tensors, generator = outputs(out), torch.Generator().manual_seed(seed)
-    grads = [torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype) for tensor in tensors]
-    torch.autograd.backward(tensors, grads)
+    grads = [torch.randn(tensor.shape, generator=generator) for tensor in tensors]
+    if keep < 1.0:
+        grads = [grad * (torch.rand(len(grad), 1, generator=generator) < keep) for grad in grads]
+    torch.autograd.backward(tensors, [grad.to(tensor) for grad, tensor in zip(grads, tensors, strict=True)])
 
 
 def train(module, batch, seed=0):
@@ -55,9 +57,9 @@ def train(module, batch, seed=0):
 
 
 def assert_close(ours, wanted, what=""):
-    """Within a rounding of the type that they have."""
+    """Within a rounding of the type that they have; integers to the bit."""
     assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape), what
-    rounding = ROUNDING[wanted.dtype]
+    rounding = ROUNDING[wanted.dtype] if wanted.is_floating_point() else 0.0
     torch.testing.assert_close(
         ours.cpu(), wanted, rtol=rounding, atol=rounding / 10, equal_nan=True, msg=lambda text: f"{what}: {text}"
     )
@@ -89,11 +91,11 @@ class Twins:
             assert_close(ours.detach(), wanted.detach(), "output")
         return outs, batches
 
-    def step(self, batch, seed=0):
+    def step(self, batch, seed=0, keep=1.0):
         """One step of both: outputs and the gradients of weights must agree."""
         outs, batches = self.forward(batch)
         for out in outs:
-            backward(out, seed)
+            backward(out, seed, keep)
         grads = [None if one.weights_or_none() is None else one.weights().grad for one in batches]
         if grads[0] is not None:
             assert_close(grads[1], grads[0], "the weights' gradient")

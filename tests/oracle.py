@@ -111,9 +111,12 @@ class Oracle:
         def step(weights: Tensor, gradient: Tensor) -> Tensor:
             return optim.reference_step(optimizer, hyper, table.step + 1, weights, gradient, row.state)
 
+        gradient = updating.reduce(gradients, getattr(optimizer, "duplicates", "sum"))
+        if gradient is None:
+            return
         new = updating.update_row(
             row.weights,
-            updating.reduce(gradients, getattr(optimizer, "duplicates", "sum")),
+            gradient,
             step,
             clip=optimizer.clip,
             weight_decay=decay,

@@ -14,6 +14,7 @@ from shoal.config import Optimizer
 from shoal.ops.birth import reference as birth
 from shoal.ops.hash_ids import reference as hash_ids
 from shoal.ops.update import reference as update
+from shoal.optim import counts_of, numbers_of
 from shoal.records.frames import FrameHeader, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,6 +234,26 @@ def test_every_optimizer_has_its_columns_listed():
     public = {name: getattr(shoal, name) for name in shoal.__all__}
     optimizers = {name for name, one in public.items() if isinstance(one, type) and issubclass(one, Optimizer)}
     assert {optimizer.split("(")[0] for optimizer in columns()} == optimizers
+
+
+@each("counts")
+def test_counts(given):
+    number, count = integer(given["updates"]), single(given["count"])
+    assert torch.equal(counts_of(torch.tensor([number])), count)
+    assert numbers_of(count).tolist() == [number]
+
+
+def test_an_update_makes_a_count_the_next_one():
+    given = vectors("counts")
+    numbers = [integer(line["updates"]) for line in given]
+    before = counts_of(torch.tensor([max(number - 1, 0) for number in numbers]))[:, None]
+    bags = shoal.EmbeddingBagCollection([shoal.Table("t", 1, optimizer=shoal.Adam())])
+    keys = list(range(len(given)))
+    bags.table("t").assign(keys, torch.zeros(len(keys), 1))
+    bags.load_state_dict({**bags.state_dict(), "embedding_bags.t.state.count": before})
+    bags(kjt({"t": [keys[1:]]})).values().sum().backward()
+    wanted = torch.cat([single(line["count"]) for line in given])
+    assert torch.equal(bags.state_dict()["embedding_bags.t.state.count"].flatten(), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float32", *DTYPES])

@@ -27,6 +27,8 @@ enum class Optimizer : int {
   assign = 7,
 };
 
+// How the gradients of one row become one. All but the sum take those alone that are not all zeros; a row that has no
+// such gradient stays as it is.
 enum class Reduce : int { sum = 0, mean = 1, first = 2, last = 3 };
 
 // What a step reads. Each optimizer's file says which of the numbered settings it uses.

@@ -106,12 +106,13 @@ struct Naive {
         int64_t at = batch.poolings[f] == Pooling::none ? i - base : bag;
         double scale = grad_scale * (weighted ? batch.weights[static_cast<size_t>(i)] : 1.0f);
         if (batch.poolings[f] == Pooling::mean) scale /= static_cast<double>(to - from);
+        const float* g = batch.grads[f].data() + at * batch.stride;
+        if (how != Reduce::sum && std::all_of(g, g + dim, [&](float x) { return scale * x == 0.0; })) continue;
         std::vector<double>& sum = gradient[slot];
         bool is_first = count[slot]++ == 0;
         if (is_first || how == Reduce::last) sum.assign(static_cast<size_t>(dim), 0.0);
         if (!is_first && how == Reduce::first) continue;
-        for (int32_t j = 0; j < dim; ++j)
-          sum[static_cast<size_t>(j)] += scale * batch.grads[f][static_cast<size_t>(at * batch.stride + j)];
+        for (int32_t j = 0; j < dim; ++j) sum[static_cast<size_t>(j)] += scale * g[j];
       }
     }
   }

@@ -105,7 +105,7 @@ class Pairs {
 };
 
 struct Segment {
-  const float* gradient;  // of the row, added up in order of position
+  const float* gradient;  // of the row, reduced in order of position; null if none reached it that counts
   int64_t end;            // the first pair of the next row
 };
 
@@ -131,26 +131,50 @@ SHOAL_INLINE int64_t add_up(Pairs<Dim>& pairs, Gradient gradient, int64_t at, in
   return at;
 }
 
+// Whether any element of a gradient is other than zero when it reaches the row.
+inline bool is_touched(const Gradient& gradient, int32_t dim) {
+  bool touched = false;
+  for (int32_t i = 0; i < dim; ++i) touched |= gradient.scale * gradient.row[i] != 0.0f;
+  return touched;
+}
+
+// The first, last or mean of the gradients that are not all zeros.
+template <int Dim>
+Segment reduce_touched(Pairs<Dim>& pairs, int64_t at, int64_t n, Reduce how, int32_t dim, float* sum) {
+  const uint32_t slot = pairs.slot(at);
+  Gradient chosen = {nullptr, 1.0f};
+  int64_t touched = 0;
+  for (; at < n && pairs.slot(at) == slot; ++at) {
+    const Gradient gradient = pairs.next(at);
+    if ((how == Reduce::first && touched) || !is_touched(gradient, dim)) continue;
+    ++touched;
+    if (how != Reduce::mean)
+      chosen = gradient;
+    else if (touched == 1)
+      for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
+    else
+      for (int32_t i = 0; i < dim; ++i) sum[i] += gradient.scale * gradient.row[i];
+  }
+  if (!touched) return {nullptr, at};
+  if (how == Reduce::mean) {
+    const float count = static_cast<float>(touched);
+    for (int32_t i = 0; i < dim; ++i) sum[i] /= count;
+    return {sum, at};
+  }
+  if (chosen.scale == 1.0f) return {chosen.row, at};
+  for (int32_t i = 0; i < dim; ++i) sum[i] = chosen.scale * chosen.row[i];
+  return {sum, at};
+}
+
 template <int Dim>
 SHOAL_INLINE Segment reduce(Pairs<Dim>& pairs, int64_t begin, int64_t n, Reduce how, int32_t dim, float* sum) {
-  const uint32_t slot = pairs.slot(begin);
-  Gradient gradient = pairs.next(begin);
-  int64_t end = begin + 1;
-  const bool alone = end == n || pairs.slot(end) != slot;
-  if (alone && gradient.scale == 1.0f) return {gradient.row, end};
-  if (!alone && (how == Reduce::sum || how == Reduce::mean)) {
-    end = add_up<Dim>(pairs, gradient, begin, n, dim, sum);
-    const float count = static_cast<float>(end - begin);
-    if (how == Reduce::mean)
-      for (int32_t i = 0; i < dim; ++i) sum[i] /= count;
-    return {sum, end};
-  }
-  for (; end < n && pairs.slot(end) == slot; ++end) {
-    const Gradient next = pairs.next(end);
-    if (how == Reduce::last) gradient = next;
-  }
+  if (how != Reduce::sum) return reduce_touched<Dim>(pairs, begin, n, how, dim, sum);
+  const Gradient gradient = pairs.next(begin);
+  const bool alone = begin + 1 == n || pairs.slot(begin + 1) != pairs.slot(begin);
+  if (!alone) return {sum, add_up<Dim>(pairs, gradient, begin, n, dim, sum)};
+  if (gradient.scale == 1.0f) return {gradient.row, begin + 1};
   for (int32_t i = 0; i < dim; ++i) sum[i] = gradient.scale * gradient.row[i];
-  return {sum, end};
+  return {sum, begin + 1};
 }
 
 // The factor that brings a row down to an L2 norm, or 1 if it is not above it; also where its squares overflow.
@@ -206,11 +230,15 @@ UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorte
     const Segment segment = reduce<Dim>(pairs, at, n, table.reduce, dim, sum);
     begin = segment.end;
     char* tail = rows.tail(slot);
+    const float* g = segment.gradient;
+    if (!g) {  // a use of the row, and no more
+      rows.flags(tail) = stamped(rows.flags(tail), table.clock);
+      continue;
+    }
     if (rows.flags(tail) & kErased) {
       ++counts.dropped;
       continue;
     }
-    const float* g = segment.gradient;
     if (clips && !finite(g, dim)) {
       ++counts.nonfinite;
       continue;

@@ -32,6 +32,11 @@ void check_sgd(const UpdateTable& settings, int32_t dim, bool weighted, const st
   Table table(dim, Dtype::f32, 700, 0);
   Batch batch(static_cast<uint64_t>(dim), batch_size, 8, dim, poolings,
               std::vector<const Table*>(poolings.size(), &table));
+  // What the loss did not touch: outputs whose gradients are zeros, between others and past the rows' width.
+  for (std::vector<float>& grads : batch.grads)
+    for (size_t at = 0; at < grads.size(); at += static_cast<size_t>(3 * batch.stride))
+      std::fill_n(grads.begin() + static_cast<int64_t>(at), dim, at % 2 ? 0.0f : -0.0f);
+  for (size_t i = 0; i < batch.weights.size(); i += 5) batch.weights[i] = 0;
   UpdateTable update_table = settings;
   update_table.rows = &table.rows();
   ChangedRows changed;

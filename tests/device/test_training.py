@@ -342,7 +342,7 @@ def _whatever(data, steps):
         batch = data.draw(_batches(features))
         if data.draw(st.booleans(), label="evaluate first"):
             twins.evaluate(batch)
-        twins.step(batch, seed=step)
+        twins.step(batch, seed=step, keep=data.draw(st.sampled_from([1.0, 0.5]), label="keep"))
         twins.check()
 
 

@@ -1,4 +1,4 @@
-// The gradient is the new row.
+// The gradient is the new row. Its reductions leave out gradients of zeros: see Reduce.
 #pragma once
 
 #include "kernels/update.h"

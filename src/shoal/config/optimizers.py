@@ -48,12 +48,14 @@ class Column:
     """A named run of float32 values in every row, behind its weights, and what they are born with.
 
     signed: whether values below zero make sense; a sum of squares has none.
+    counts: whether the values are numbers of updates, which are stored as docs/formats.md says.
     """
 
     name: str
     width: int
     initial: float = 0.0
     signed: bool = True
+    counts: bool = False
 
     def __post_init__(self) -> None:
         label("Column", "name", self.name)
@@ -62,6 +64,7 @@ class Column:
             width=integer("Column", "width", self.width, low=1),
             initial=number("Column", "initial", self.initial),
             signed=flag("Column", "signed", self.signed),
+            counts=flag("Column", "counts", self.counts),
         )
 
 
@@ -216,7 +219,7 @@ class _Moments(Optimizer):
         return self.bias_correction == "global"
 
     def _count(self) -> tuple[Column, ...]:
-        return (Column("count", 1, signed=False),) if self.bias_correction == "row" else ()
+        return (Column("count", 1, signed=False, counts=True),) if self.bias_correction == "row" else ()
 
 
 @value
@@ -301,7 +304,11 @@ class Ftrl(Optimizer):
 class Assign(Optimizer):
     """The gradient is the new row: w = g.
 
-    duplicates: which of a key's gradients in one batch wins, the "last", the "first", or their "mean".
+    A gradient of zeros is none: it comes where an output did not reach the loss, where a sample is masked, or from a
+    per-sample weight of 0. So a row all of whose gradients are zeros is left as it is, with its score, and is not
+    logged. To set rows to zeros, use the table's `assign`.
+    duplicates: which of a key's gradients in one batch wins, the "last", the "first", or their "mean". Those of zeros
+        do not count.
     """
 
     _: KW_ONLY

@@ -25,6 +25,7 @@ from shoal.modules import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from shoal.modules.collection import Collection
 from shoal.modules.state import whole_tensor
 from shoal.modules.torchrec import table_of
+from shoal.optim import counts_of
 from shoal.table import TableContent
 
 __all__ = ["apply_optimizer_in_backward", "load_optimizer_state", "optimizer_of", "table_of", "take_batches"]
@@ -265,7 +266,7 @@ def _entries_of(where: str, config: Table, states: Mapping[str, Any]) -> dict[st
 def _with_state(where: str, config: Table, content: TableContent, entries: Mapping[str, Any]) -> TableContent:
     state: dict[str, Tensor] = {}
     step = _step_of(entries)
-    for at, column in enumerate(column for column in config.columns if column.name != "count"):
+    for at, column in enumerate(column for column in config.columns if not column.counts):
         names = (_FIRST, _SECOND)[at]
         name = next((name for name in names if name in entries), None)
         given = None if name is None else whole_tensor(entries[name])
@@ -294,14 +295,16 @@ def _with_state(where: str, config: Table, content: TableContent, entries: Mappi
                 f"got values that are not. Nothing was loaded."
             )
         state[column.name] = values.contiguous()
-    if any(column.name == "count" for column in config.columns) or (config.optimizer and config.optimizer.counts_steps):
+    counts = [column.name for column in config.columns if column.counts]
+    if counts or (config.optimizer and config.optimizer.counts_steps):
         if step is None:
             raise StateDictError(
                 f"[{where}] table {config.name!r}: wanted the number of steps of {config.optimizer!r}, called one of "
                 f"{', '.join(_STEP)}; got {list(entries)}. Nothing was loaded."
             )
-        if any(column.name == "count" for column in config.columns):
-            state["count"] = torch.full((len(content.keys), 1), float(step), dtype=torch.float32, device="cpu")
+        for name in counts:
+            of_all = torch.full((len(content.keys), 1), step, dtype=torch.int64, device="cpu")
+            state[name] = counts_of(of_all)
     return replace(content, state=state, step=content.step if step is None else step)
 
 

@@ -1,6 +1,7 @@
 """Optimizers: from a table's settings to the step its kernel takes, and the same step in plain torch. One file each."""
 
 from shoal.optim import adagrad, adam, assign, ftrl, partial_rowwise_adam, rowwise_adagrad, sgd
+from shoal.optim.counts import counts_of, numbers_of
 from shoal.optim.registry import Hyper, State, reference_step, step
 
 __all__ = [
@@ -9,7 +10,9 @@ __all__ = [
     "adagrad",
     "adam",
     "assign",
+    "counts_of",
     "ftrl",
+    "numbers_of",
     "partial_rowwise_adam",
     "reference_step",
     "rowwise_adagrad",

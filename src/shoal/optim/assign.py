@@ -1,4 +1,4 @@
-"""The gradient is the new row."""
+"""The gradient is the new row. Reductions leave out gradients of zeros: see `ops.update.reference.reduce`."""
 
 from torch import Tensor
 

@@ -6,6 +6,7 @@ from shoal import _native
 from shoal.config import PartialRowwiseAdam
 from shoal.ops.update import Step
 from shoal.optim.adam import betas, settings
+from shoal.optim.counts import count_update
 from shoal.optim.registry import Hyper, State, register
 
 
@@ -24,8 +25,7 @@ def reference(
 ) -> Tensor:
     first, second = betas(hyper)
     if config.bias_correction == "row":
-        state["count"] += 1
-        number = int(state["count"])
+        number = count_update(state["count"])
     state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
     state["exp_avg_sq"].mul_(second).add_((gradient**2).mean(), alpha=1 - second)
     mean = state["exp_avg"] / (1 - first**number)

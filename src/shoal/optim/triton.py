@@ -55,20 +55,30 @@ def rowwise_adagrad(w, g, squares, state, rate, own, number, element, inside, li
 def one_minus_power(log, t):
     """1 - e^(log t), log <= 0. Where it is small, by its series: the difference would lose the digits."""
     x = log * t
-    series = x * (
-        1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0)))))
+    y = tl.maximum(x, -0.3)
+    series = y * (
+        1.0 + y / 2.0 * (1.0 + y / 3.0 * (1.0 + y / 4.0 * (1.0 + y / 5.0 * (1.0 + y / 6.0 * (1.0 + y / 7.0)))))
     )
     return tl.where(x > -0.3, -series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def count_update(count):
+    """Counts of one update more, as docs/formats.md has them, and how many updates these are."""
+    bits = tl.minimum(count.to(tl.int32, bitcast=True) + 1, 0x7F7FFFFF)
+    exact = count < 16777216.0
+    counted = tl.where(exact, count + 1.0, bits.to(tl.float32, bitcast=True))
+    return counted, tl.where(exact, counted, (bits - 0x4B800000 + 16777216).to(tl.float32))
 
 
 @triton.jit
 def bias_corrections(count, own, number, live):
     """1 - beta^t of both betas; t is the row's own count, or the table's step where the settings say so."""
     table_wide = tl.load(own + 3, mask=live, other=1.0) != 0.0
-    counted = tl.load(count, mask=live & (table_wide == 0), other=0.0) + 1.0
+    counted, updates = count_update(tl.load(count, mask=live & (table_wide == 0), other=0.0))
     tl.debug_barrier()
     tl.store(count, counted, mask=live & (table_wide == 0))
-    t = tl.where(table_wide, number.to(tl.float32), counted)
+    t = tl.where(table_wide, number.to(tl.float32), updates)
     first = tl.load(own + 5, mask=live, other=-1.0).to(tl.float32)
     second = tl.load(own + 6, mask=live, other=-1.0).to(tl.float32)
     return one_minus_power(first, t), one_minus_power(second, t)

@@ -358,7 +358,7 @@ class Updates:
                     v.piece_tickets, v.counts, rows.ledger.single_rows, v.inverse_scale, v.skip, family,
                     layout.weight_stride, layout.tail_stride,
                 ),
-                {**step, **given, **stored, "ROWS": single.rows},
+                {**step, **reduce, **given, **stored, "ROWS": single.rows},
                 {"num_warps": single.warps},
             ),
             Launch(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shoal.errors import DeviceError, InputError
 from shoal.ops.hash_ids import hint_for
+from shoal.optim import numbers_of
 from shoal.table.content import TableStats
 from shoal.table.group import Group, GroupTable
 
@@ -61,10 +62,15 @@ class TableHandle:
             return self._table.lookup(wanted)
 
     def state(self, keys: Tensor | Sequence[int]) -> dict[str, Tensor]:
-        """The optimizer's columns of each key, [n, width] by name; a key without a row reads as one is born."""
+        """The optimizer's columns of each key, [n, width] by name; a key without a row reads as one is born.
+
+        They are float32, and int64 where they are numbers of updates, as `count` of `Adam` is.
+        """
         wanted = self._keys("state", keys)
         with self._group.reading():
-            return self._table.state(wanted)
+            state = self._table.state(wanted)
+            columns = self._table.config.columns
+        return {one.name: numbers_of(state[one.name]) if one.counts else state[one.name] for one in columns}
 
     def scores(self, keys: Tensor | Sequence[int]) -> Tensor:
         """The score of each key, float64; NaN for one without a row."""

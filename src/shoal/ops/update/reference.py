@@ -23,8 +23,15 @@ def position_gradients(
     return (each if weights is None else each * weights[:, None]), to_weights
 
 
-def reduce(gradients: Tensor, how: str) -> Tensor:
-    """The gradients of one row, [k, dim] in order of position, as one."""
+def reduce(gradients: Tensor, how: str) -> Tensor | None:
+    """The gradients of one row, [k, dim] in order of position, as one.
+
+    All but "sum" take the gradients that are not all zeros, which the loss did not touch; None where all are.
+    """
+    if how != "sum":
+        gradients = gradients[(gradients != 0).any(1)]
+        if not len(gradients):
+            return None
     match how:
         case "first":
             return gradients[0]

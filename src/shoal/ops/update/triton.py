@@ -218,13 +218,19 @@ def gradients_of(
     return rows
 
 
+@triton.jit
+def has_values(gradient):
+    """Which of the gradients [g, d] are not all zeros: all reductions but the sum leave out those that are."""
+    return tl.max((gradient != 0.0).to(tl.int32), axis=1) > 0
+
+
 @triton.jit(do_not_specialize=["family", "weight_stride", "tail_stride"])
 def update_single(
     anchor, slabs, families, hyper, inits, steps, scores, counts, dealt_shares, dealt_keys, grads, pieces, piece_slots,
     piece_tickets, piece_count, told, inverse_scale, skip, family, weight_stride, tail_stride,
-    STEP: tl.constexpr, PLAIN: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
-    ALONE: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr, SLAB_BITS: tl.constexpr, DIM: tl.constexpr,
-    D: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
+    STEP: tl.constexpr, PLAIN: tl.constexpr, REDUCE: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr,
+    ALIGNED: tl.constexpr, ALONE: tl.constexpr, WEIGHTS: tl.constexpr, WEIGHT_BYTES: tl.constexpr,
+    SLAB_BITS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The rows at the front of the list, which have one item, ROWS at a time: all they need is on its way at once.
 
@@ -255,6 +261,8 @@ def update_single(
             grads, ticket, dealt_shares, inverse_scale, at, live, element[None, :], (element < DIM)[None, :],
             SHARED, SCALED, ALIGNED,
         )  # fmt: skip
+        if REDUCE != SUM:
+            live = live & has_values(gradient)
         key = table
         if WEIGHT_BYTES == 2:
             key = tl.load(dealt_keys + at, mask=live, other=0)
@@ -314,34 +322,43 @@ def update(
         entry = tl.load(pieces + total - 1 - listed, mask=listed < many, other=0)
         coded_slot = tl.load(piece_slots + total - 1 - listed, mask=listed < many, other=0)
         ticket = tl.load(piece_tickets + total - 1 - listed, mask=listed < many, other=0)
-        items = tl.where(live, 1, 0)
-        if REDUCE != FIRST:
-            going = live & has_more
-            at = begin + 1
-            while tl.max(going.to(tl.int32), axis=0) > 0:
-                for i in tl.static_range(ITEMS):
-                    inside_piece = going & (at + i < tl.minimum(begin + PIECE, total))
-                    alike = inside_piece & (tl.load(sorted_slots + at + i, mask=inside_piece, other=-1) == slot)
-                    item_ticket = tl.load(dealt + at + i, mask=alike, other=0)
-                    rows = gradients_of(
-                        grads, item_ticket, dealt_shares, inverse_scale, at + i, alike, element[None, :],
-                        inside[None, :], SHARED, SCALED, ALIGNED,
-                    )  # fmt: skip
-                    if REDUCE == LAST:
-                        reduced = tl.where(alike[:, None], rows, reduced)
+        taken = tl.where(live, 1, 0)  # items that are not left out
+        if REDUCE != SUM:
+            taken = tl.where(has_values(reduced), taken, 0)
+        going = live & has_more
+        at = begin + 1
+        while tl.max(going.to(tl.int32), axis=0) > 0:
+            for i in tl.static_range(ITEMS):
+                inside_piece = going & (at + i < tl.minimum(begin + PIECE, total))
+                alike = inside_piece & (tl.load(sorted_slots + at + i, mask=inside_piece, other=-1) == slot)
+                item_ticket = tl.load(dealt + at + i, mask=alike, other=0)
+                rows = gradients_of(
+                    grads, item_ticket, dealt_shares, inverse_scale, at + i, alike, element[None, :],
+                    inside[None, :], SHARED, SCALED, ALIGNED,
+                )  # fmt: skip
+                if REDUCE == SUM:
+                    reduced += rows
+                else:
+                    takes = alike & has_values(rows)
+                    if REDUCE == FIRST:
+                        takes = takes & (taken == 0)
+                    if REDUCE == MEAN_OF:
+                        reduced += tl.where(takes[:, None], rows, 0.0)
                     else:
-                        reduced += rows
-                    items += alike.to(tl.int32)
-                    if i == ITEMS - 1:
-                        going = alike
-                at += ITEMS
+                        reduced = tl.where(takes[:, None], rows, reduced)
+                    taken += takes.to(tl.int32)
+                if i == ITEMS - 1:
+                    going = alike
+            at += ITEMS
         longer = live & has_more & (behind == slot)  # sorted: then all between are too
         whole = live & (goes_on == 0) & (longer == 0)
         place = 2 * (begin // PIECE) + (goes_on == 0).to(tl.int64)
         tl.store(sums + place[:, None] * D + element[None, :], reduced, mask=(live & (whole == 0))[:, None])
+        if REDUCE != SUM:
+            tl.store(sum_counts + place, taken.to(tl.float32), mask=live & (whole == 0))
+            whole = whole & (taken > 0)
         if REDUCE == MEAN_OF:
-            tl.store(sum_counts + place, items.to(tl.float32), mask=live & (whole == 0))
-            reduced = reduced / tl.maximum(items, 1).to(tl.float32)[:, None]
+            reduced = reduced / tl.maximum(taken, 1).to(tl.float32)[:, None]
         begins = longer & (goes_on == 0)
         if tl.max(begins.to(tl.int32), axis=0) > 0:
             tl.store(long_rows + append(long_count, begins), begin.to(tl.int32), mask=begins)
@@ -377,7 +394,7 @@ def update_long(
         begin = tl.load(long_rows + listed).to(tl.int64)
         slot = tl.load(sorted_slots + begin)
         reduced = tl.zeros((1, D), tl.float32)
-        items = 0.0
+        taken = tl.zeros((1,), tl.float32)  # items that are not left out
         first = 0
         at = begin + tl.arange(0, SUMS).to(tl.int64) * PIECE
         belongs = tl.load(sorted_slots + at, mask=at < total, other=-1) == slot
@@ -387,36 +404,44 @@ def update_long(
             belong_ahead = tl.load(sorted_slots + ahead, mask=ahead < total, other=-1) == slot
             piece = first + tl.arange(0, SUMS)
             found = tl.sum(belongs.to(tl.int32), axis=0)
-            wanted = belongs
-            if REDUCE == FIRST:
-                wanted = belongs & (piece == 0)
-            if REDUCE == LAST:
-                wanted = belongs & (piece == first + found - 1)
             place = 2 * (at // PIECE) + (piece == 0).to(tl.int64)
+            wanted = belongs
+            if REDUCE != SUM:
+                counts_here = tl.load(sum_counts + place, mask=belongs, other=0.0)
+                wanted = belongs & (counts_here > 0.0)
+                taken_here = tl.sum(counts_here, axis=0)
+            if REDUCE == FIRST:
+                begun = tl.min(tl.where(wanted, piece, first + SUMS), axis=0)
+                wanted = wanted & (piece == begun) & (taken == 0.0)
+            if REDUCE == LAST:
+                wanted = wanted & (piece == tl.max(tl.where(wanted, piece, -1), axis=0))
             share = tl.load(sums + place[:, None] * D + element[None, :], mask=wanted[:, None], other=0.0)
             if REDUCE == LAST:
-                reduced = tl.where(found > 0, tl.sum(share, axis=0)[None, :], reduced)
+                reduced = tl.where(taken_here > 0.0, tl.sum(share, axis=0)[None, :], reduced)
             else:
                 reduced += tl.sum(share, axis=0)[None, :]
-            if REDUCE == MEAN_OF:
-                items += tl.sum(tl.load(sum_counts + place, mask=belongs, other=0.0), axis=0)
+            if REDUCE != SUM:
+                taken += taken_here
             more = found == SUMS
             first += SUMS
             at = ahead
             belongs = belong_ahead
+        do = one == 0
+        if REDUCE != SUM:
+            do = do & (taken > 0.0)
         if REDUCE == MEAN_OF:
-            reduced = reduced / items
+            reduced = reduced / tl.where(taken > 0.0, taken, 1.0)[:, None]
         table = (tl.load(dealt + begin) >> TICKET_BITS) + one
         key = table
         if WEIGHT_BYTES == 2:
             key = tl.load(dealt_keys + begin) + one
         row_at, tail_at, w, flags, scored = load_rows(
-            anchor, slabs, slot + one, one == 0, weight_stride, tail_stride,
+            anchor, slabs, slot + one, do, weight_stride, tail_stride,
             WEIGHTS, WEIGHT_BYTES, SLAB_BITS, DIM, D, STATE,
         )  # fmt: skip
         apply_rows(
             anchor, hyper, inits, steps, scores, counts, row_at, tail_at, w, flags, scored, table, key, reduced,
-            one == 0, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, DIM, D, STATE,
+            do, STEP, PLAIN, WEIGHTS, WEIGHT_BYTES, DIM, D, STATE,
         )  # fmt: skip
         listed += tl.num_programs(0)
 
