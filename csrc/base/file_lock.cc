@@ -133,4 +133,6 @@ void FileLock::release() {
 
 bool FileLock::is_held() const { return is_locked_ && ::getpid() == holder_; }
 
+bool FileLock::is_in_place() const { return is_held() && file_.is_at(file_.path()); }
+
 }  // namespace shoal

@@ -29,6 +29,8 @@ class FileLock {
   const std::string& path() const { return file_.path(); }
   // Not in a forked child, to whom it does not pass.
   bool is_held() const;
+  // Held, and the path still leads to the file that is locked: otherwise another process may have locked another one.
+  bool is_in_place() const;
 
  private:
   File file_;

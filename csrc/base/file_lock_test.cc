@@ -120,8 +120,11 @@ void one_that_was_removed_is_no_lock() {
   const std::string path = folder() + "/REMOVED";
   FileLock first, second, third;
   CHECK(take(path, &first).ok());
+  CHECK(first.is_in_place() && !second.is_in_place());
   std::filesystem::remove(path);
+  CHECK(first.is_held() && !first.is_in_place());
   CHECK(take(path, &second).ok());
+  CHECK(!first.is_in_place() && second.is_in_place());
   first.release();
   CHECK(!take(path, &third).ok());
 }

@@ -131,6 +131,9 @@ static void bind_files(nb::module_& m) {
                   "An error if there is one")
       .def_prop_ro("path", [](const File& file) { return to_str(file.path()); })
       .def_prop_ro("is_open", &File::is_open)
+      .def_prop_ro(
+          "is_in_place", [](const File& file) { return file.is_open() && file.is_at(file.path()); },
+          "Whether its path still leads to it")
       .def(
           "read",
           [](const File& file, int64_t offset, Wanted& out) {
@@ -170,6 +173,7 @@ static void bind_files(nb::module_& m) {
           nb::arg("path"), nb::arg("word"), nb::arg("owner") = FileOwner::log, nb::arg("wait") = false)
       .def_prop_ro("path", [](const FileLock& lock) { return to_str(lock.path()); })
       .def_prop_ro("is_held", &FileLock::is_held, "False in a forked child")
+      .def_prop_ro("is_in_place", &FileLock::is_in_place, "Held, and its path still leads to it")
       .def("release", &FileLock::release)
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> FileLock"))

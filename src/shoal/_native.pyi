@@ -122,6 +122,10 @@ class File:
     @property
     def is_open(self) -> bool: ...
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its path still leads to it"""
+
     def read(self, offset: int, out: Buffer | torch.Tensor) -> None:
         """All of the bytes, or an error"""
 
@@ -153,6 +157,10 @@ class FileLock:
     @property
     def is_held(self) -> bool:
         """False in a forked child"""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Held, and its path still leads to it"""
 
     def release(self) -> None: ...
 

@@ -6,13 +6,13 @@ import resource
 import shutil
 import warnings
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 import torch
+from forged import Forged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logged import assert_rows, made, rows_of, train
@@ -25,10 +25,9 @@ from shoal.log import changelog
 from shoal.log.files import Files, sealed_json
 from shoal.log.opening import TornTailWarning
 from shoal.log.reader import LogReader, SnapshotWarning
-from shoal.log.segment import digest_of
 from shoal.log.verify import verify as verify_files
 from shoal.records import join
-from shoal.records.frames import FrameHeader, Kind
+from shoal.records.frames import Kind
 
 # Their text is no format: what counts is who has them locked.
 LOCKS = {"LOCK", "MANIFEST.lock", "COMPACT"}
@@ -200,92 +199,6 @@ def test_damage_is_noticed(log, tmp_path, data):
         assert all(read)
         assert is_opened
         assert verify_files(Files(str(path))).is_sound
-
-
-class Forged:
-    """A log whose checksums are all right, whatever is written to it."""
-
-    def __init__(self, path):
-        self.path = path
-        self.manifest = self.unsealed("MANIFEST.json")
-
-    def unsealed(self, name):
-        return json.loads((self.path / name).read_bytes().rpartition(b"\ncrc32c")[0])
-
-    def write_manifest(self):
-        (self.path / "MANIFEST.json").write_bytes(sealed_json(self.manifest))
-
-    def write_snapshot(self, change):
-        name = f"snapshots/{self.manifest['snapshots'][-1]['version']:020}/SNAPSHOT.json"
-        value = self.unsealed(name)
-        change(value)
-        (self.path / name).write_bytes(sealed_json(value))
-        self.manifest["snapshots"][-1]["crc32c"] = _native.crc32c((self.path / name).read_bytes())
-        self.write_manifest()
-
-    def write_segment(self, change):
-        """Write the last segment anew, of frames that `change` takes and gives, as headers and payloads."""
-        path = sorted((self.path / "segments").iterdir())[-1]
-        content, frames, at = path.read_bytes(), [], 64
-        while at < len(content):
-            header = FrameHeader.unpack(content[at : at + 64], "test")
-            frames.append((header, content[at + 64 : at + 64 + header.payload_bytes]))
-            at += header.frame_bytes
-        written, headers = content[:64], []
-        for header, payload in change(frames):
-            if header.kind is Kind.COMMIT:
-                value = json.loads(payload) | {"frames": digest_of(headers)}
-                payload, headers = json.dumps(value).encode(), []
-                header = replace(header, payload_bytes=len(payload))
-            packed = replace(header, payload_crc=_native.crc32c(payload)).pack()
-            headers += [] if header.kind is Kind.COMMIT else [packed]
-            written += packed + payload + bytes(-len(payload) % 64)
-        path.write_bytes(written)
-        (self.path / "HEAD").unlink()
-
-    def write_commit(self, change):
-        """Change what the last commit says."""
-
-        def changed(frames):
-            header, payload = frames[-1]
-            value = json.loads(payload)
-            change(value["commit"])
-            return [*frames[:-1], (header, json.dumps(value).encode())]
-
-        self.write_segment(changed)
-
-    def write_dense(self, content):
-        """Of the last commit that has it."""
-        path = sorted((self.path / "dense").iterdir())[-1]
-        path.write_bytes(content)
-        seal = {"bytes": len(content), "crc32c": _native.crc32c(content)}
-        self.write_commit(lambda commit: commit["dense"].update(seal))
-
-    def set_layouts(self, **fields):
-        for layout in self.manifest["tables"]:
-            layout.update(fields)
-        self.write_manifest()
-
-    def set_blocks(self, at, number):
-        """One of the six numbers of each block, in the list."""
-
-        def change(value):
-            for table in value["tables"].values():
-                for block in table["blocks"]:
-                    block[at] = number
-
-        self.write_snapshot(change)
-
-    def set_tables(self, **fields):
-        self.write_commit(lambda commit: [one.update(fields) for one in commit["tables"].values()])
-
-    def set_headers(self, **fields):
-        self.write_segment(
-            lambda frames: [
-                (header if header.kind is Kind.COMMIT else replace(header, **fields), payload)
-                for header, payload in frames
-            ]
-        )
 
 
 def test_checksums_that_are_written_anew_are_right(log, tmp_path):
@@ -543,7 +456,7 @@ def test_a_newer_format(log, tmp_path):
     shutil.copytree(log.path, tmp_path / "copy")
     manifest = tmp_path / "copy" / "MANIFEST.json"
     value = json.loads(manifest.read_bytes().rpartition(b"\ncrc32c")[0])
-    manifest.write_bytes(sealed_json(value | {"version": 2}))
+    manifest.write_bytes(sealed_json(value | {"version": 3}))
     for read in (lambda: shoal.ChangeLog(tmp_path / "copy"), lambda: shoal.load(tmp_path / "copy", made())):
         with pytest.raises(CheckpointError, match="newer Shoal"):
             read()

@@ -3,7 +3,7 @@
 from shoal.log.changelog import ChangeLog, open_log
 from shoal.log.commit import Commit
 from shoal.log.opening import TornTailWarning
-from shoal.log.reader import SnapshotWarning
+from shoal.log.reader import DivergedError, SnapshotWarning
 from shoal.log.repair import RepairWarning
 
-__all__ = ["ChangeLog", "Commit", "RepairWarning", "SnapshotWarning", "TornTailWarning", "open_log"]
+__all__ = ["ChangeLog", "Commit", "DivergedError", "RepairWarning", "SnapshotWarning", "TornTailWarning", "open_log"]

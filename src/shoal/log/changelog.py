@@ -16,20 +16,17 @@ import torch
 from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
-from shoal.errors import CheckpointError, ConfigError, ForkError, InputError, StorageError
+from shoal.errors import CheckpointError, ConfigError, ForkError, InputError, ShoalError, StorageError
 from shoal.log.ahead import in_background
 from shoal.log.changing import while_it_changes
-from shoal.log.commit import Commit, DenseFile, TableCommit, checked_metadata, random_states
+from shoal.log.commit import ID_DIGITS, Commit, DenseFile, TableCommit, checked_metadata, id_of, random_states
 from shoal.log.compact import compact, let_go
 from shoal.log.dense import require_states, restored_dense, write_dense
-from shoal.log.files import Files, is_new, remove_file, require_folder, size_of
+from shoal.log.files import Files, is_new, remove_file, require_folder
 from shoal.log.head import Head, HeadWriter
+from shoal.log.hold import Hold, LostError
 from shoal.log.job import ADVICE, claim, require_own
-from shoal.log.manifest import (
-    changing_manifest,
-    read_manifest,
-    with_layouts,
-)
+from shoal.log.manifest import Manifest, changing_manifest, next_epoch, read_manifest, with_layouts
 from shoal.log.opening import create, cut_tail, new_segment, remove_strangers, require_empty
 from shoal.log.reader import CommittedChanges, LogReader, Version, version_at, whole_commits
 from shoal.log.repair import Repair, RepairWarning
@@ -47,6 +44,8 @@ from shoal.table.changes import BEGINNING, Mark
 
 Fsync = Literal["each", "interval", "never"]
 _KEYS_EACH = 1 << 20
+# Commits whose ids a log remembers, for those who go on after one of them.
+_MOST_READ = 1024
 
 
 class ChangeLog:
@@ -100,6 +99,10 @@ class ChangeLog:
         self._kept_now = False
         self._writer: SegmentWriter | None = None
         self._head_file: HeadWriter | None = None
+        self._hold: Hold | None = None
+        self._is_writer = False  # whether the manifest names this one
+        # Commits that were read here last, oldest first: `tail` says so where the log goes on from others.
+        self._read: dict[int, str] = {}
         require_folder(self._where, self._files.root)
         if self._is_reading:
             LogReader(self._files)  # raises where there is no log
@@ -135,12 +138,14 @@ class ChangeLog:
         if is_new(files):
             create(files)
         self._manifest = read_manifest(files)
+        self._own = next_epoch(self._manifest)  # named in the manifest before its first version
+        self._hold = Hold(files, self._where, self._lock, self._manifest)
         self._synced_at = time.monotonic()
         end, last = cut_tail(files, self._manifest, self._where)
         self._newest = LogReader(files).newest()
         self._versions: dict[str, Mark] = {}
         self._known_from = self._mark
-        self._writer = SegmentWriter(files.segment(self._manifest.segments[-1]), end)
+        self._writer = SegmentWriter(files.segment(self._manifest.segments[-1]), end, self._hold.check)
         self._head_file = HeadWriter(files)
         # What was read is not yet known to be on the disk.
         self._sync_file(self._writer)
@@ -168,6 +173,8 @@ class ChangeLog:
             if file is not None:
                 file.close()
         self._writer = self._head_file = None
+        if self._hold is not None:
+            self._hold.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -203,6 +210,37 @@ class ChangeLog:
         if self._writer is None or self._head_file is None:
             raise StorageError(f"[{self._where}] this log was closed. Open it again.")
         return self._writer, self._head_file
+
+    def _require_own(self) -> None:
+        """Raise LostError where the files at the log's path are not those that were opened. Where others are in their
+        place, this log takes no commits any more."""
+        assert self._hold is not None and self._writer is not None
+        try:
+            self._hold.check(self._writer)
+        except LostError as error:
+            if not error.may_come_back:
+                self._failed = error
+            raise
+
+    def _change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Change the manifest, and name this writer in it before its first version; returns the one before."""
+        assert self._hold is not None
+        with changing_manifest(self._files) as write:
+            self._require_own()
+            now = read_manifest(self._files)
+            self._hold.require_own(now)
+            changed = replace(change(now), epoch=self._own.epoch, writer=self._own.writer)
+            try:
+                if changed != now or not self._is_writer:
+                    write(changed)
+            except BaseException:
+                with suppress(ShoalError):
+                    if read_manifest(self._files) == changed:  # in its place, and perhaps not on the disk
+                        self._hold.follow(changed)
+                raise
+            self._hold.follow(changed)
+            self._manifest, self._is_writer = changed, True
+        return now
 
     # ---- committing
 
@@ -243,8 +281,11 @@ class ChangeLog:
         """
         with self._mutex:
             self._require_open()
+            return self._commit(bags, self._told(step, event_time, metadata), dense, optimizer)
+
+    def _commit(self, bags: Any, told: Commit, dense: Any, optimizer: Any) -> int:
+        with self._mutex:
             tables = LoggedTables(self._where, bags)
-            told = self._told(step, event_time, metadata)
             require_states(self._where, dense, optimizer)
             self._claim()
             version = told.version
@@ -301,11 +342,17 @@ class ChangeLog:
         """Write the frame that makes a commit of those before it."""
         before = None if self._newest is None else self._newest.dense
         commit = replace(told, tables=self._tables_with(said), dense=dense or before)
-        frames = digest_of(writer.headers)
-        writer.append(encode_commit({"commit": commit.to_json(), "frames": frames}, version=commit.version))
+        content = {"commit": commit.to_json(), "frames": digest_of(writer.headers)}
+        frame = encode_commit(content, version=commit.version)
+        writer.append(frame)
         if self._is_due():
             self._sync_file(writer)
-        return commit
+        try:
+            self._require_own()
+        except LostError as error:  # what was written may be in a file that is gone, or in another's
+            self._failed = error
+            raise
+        return replace(commit, id=id_of(frame[1]))
 
     def _is_committed(self, writer: SegmentWriter, commit: Commit, tables: Iterable[str]) -> None:
         """All frames of a commit to these tables are written: from here on it is the newest."""
@@ -336,11 +383,7 @@ class ChangeLog:
     def _begin_commit(self, layouts: list[Layout]) -> SegmentWriter:
         """Where the next commit is written, which may have tables that the log has not yet."""
         writer, _ = self._require_open()
-        if size_of(writer.path) is None:  # the system would take what is written all the same
-            raise StorageError(
-                f"[{self._where}] {writer.path} is not there any more: its folder was moved or removed. Put it back, "
-                f"or open another log."
-            )
+        self._require_own()
         if writer.end >= self._segment_bytes and self.version >= self._manifest.segments[-1]:  # it is not empty
             writer = self._rotate()
         self._add_tables(layouts)
@@ -369,6 +412,7 @@ class ChangeLog:
             layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()], ())
             require_states(self._where, dense, optimizer)
             self._claim()
+            self._require_own()
             writer = SnapshotWriter(self._files, version)
             is_named = False
             try:
@@ -381,24 +425,29 @@ class ChangeLog:
                     told = replace(told, rng=random_states())
                 written = write_dense(self._files, version, self._where, dense, optimizer)
                 commit = replace(told, tables=said, dense=written)
+                commit = replace(commit, id=writer.id_of(commit))
+                self._require_own()
                 entry = writer.finish(commit)
                 new_segment(self._files, self._manifest, version + 1)
                 is_named = True
-                with changing_manifest(self._files) as write:
-                    now = read_manifest(self._files)
-                    changed = replace(layouts, snapshots=(entry,), segments=(version + 1,), kept_from=0, skipped=())
-                    write(changed)
-                self._manifest, self._newest = changed, commit
+                named = layouts.layouts
+                before = self._change_manifest(
+                    lambda now: replace(
+                        now, layouts=named, snapshots=(entry,), segments=(version + 1,), kept_from=0, skipped=()
+                    )
+                )
+                self._newest = commit
                 self._versions, self._known_from = {}, commit.mark
                 self._write_to(version + 1)
             except BaseException as error:
-                writer.abandon()
                 if is_named:  # by the manifest, it may be: what is on the disk decides
                     self._failed = error
-                else:
-                    self._undo_dense(version)
+                if not isinstance(error, LostError):  # else nothing of the log is this writer's to remove
+                    writer.abandon()
+                    if not is_named:
+                        self._undo_dense(version)
                 raise
-            let_go(self._files, now, changed)
+            let_go(self._files, before, self._manifest)
             return version
 
     def _told(self, step: Any, event_time: Any, metadata: Any) -> Commit:
@@ -415,6 +464,9 @@ class ChangeLog:
             None if event_time is None else float(event_time),
             metadata=checked_metadata(self._where, metadata),
             kept=self._head.version,
+            epoch=self._own.epoch,
+            writer=self._own.writer,
+            before=None if self._newest is None else self._newest.id or None,
         )
 
     def _append(self, table: LoggedTable, version: int) -> TableCommit:
@@ -454,11 +506,8 @@ class ChangeLog:
 
     def _add_tables(self, layouts: list[Layout]) -> None:
         committed = () if self._newest is None else self._newest.tables
-        if with_layouts(self._manifest, layouts, committed) is not self._manifest:
-            with changing_manifest(self._files) as write:
-                changed = with_layouts(read_manifest(self._files), layouts, committed)
-                write(changed)
-                self._manifest = changed
+        if not self._is_writer or with_layouts(self._manifest, layouts, committed) is not self._manifest:
+            self._change_manifest(lambda now: with_layouts(now, layouts, committed))
 
     def _undo(self, writer: SegmentWriter, version: int, written: BaseException | None = None) -> None:
         """A commit failed. `written`: with what, if that was behind its last frame: what is on the disk decides."""
@@ -469,6 +518,8 @@ class ChangeLog:
             writer.abandon()
         except BaseException as error:
             self._failed = error
+            if isinstance(error, LostError):  # nothing of the log is this writer's to remove
+                return
         self._undo_dense(version)
 
     def _undo_dense(self, version: int) -> None:
@@ -501,7 +552,9 @@ class ChangeLog:
 
     def _sync(self, last: bool = False) -> None:
         writer, _ = self._require_open()
+        self._require_own()
         self._sync_file(writer)
+        self._require_own()
         self._keep(last)
 
     def sync(self) -> None:
@@ -519,11 +572,7 @@ class ChangeLog:
         first = self._next
         new_segment(self._files, self._manifest, first)
         try:
-            with changing_manifest(self._files) as write:
-                now = read_manifest(self._files)
-                changed = replace(now, segments=(*now.segments, first))
-                write(changed)
-                self._manifest = changed
+            self._change_manifest(lambda now: replace(now, segments=(*now.segments, first)))
             self._write_to(first)
         except BaseException as error:
             self._failed = error  # the manifest may name it already
@@ -533,22 +582,47 @@ class ChangeLog:
         """Go on in a segment that holds nothing yet."""
         writer, _ = self._require_open()
         writer.close()
-        self._writer = SegmentWriter(self._files.segment(first), len(header_of(self._manifest.identity, first)))
+        assert self._hold is not None
+        path, end = self._files.segment(first), len(header_of(self._manifest.identity, first))
+        self._writer = SegmentWriter(path, end, self._hold.check)
         self._keep()
 
     # ---- reading, and what is done with versions
 
-    def tail(self, since: int = 0) -> Iterator[CommittedChanges]:
+    def tail(self, since: int | Mark = 0) -> Iterator[CommittedChanges]:
         """Whole commits after a version, in order, up to the newest. Where one is damaged, those before it come, and
         then an error that says where. Rows are read by `changes()`: where it finds them damaged, `tail` ends with the
-        same error. A version that a repair took out of the log is refused: begin again with `at`."""
+        same error. A version that a repair took out of the log is refused: begin again with `at`.
+
+        since: a version, or the `mark` of a commit that was read, which is its version and its id. Where the log does
+        not go on from that one, because a power cut took it or this is another copy, it raises DivergedError: begin
+        again with `at`. Of a version alone it knows that only if this object read it, with `tail` or `at`."""
         self._require_readable()
-        return whole_commits(self._files, integer(self._where, "since", since, low=0))
+        return self._remembered(whole_commits(self._files, self._mark_of(since)))
+
+    def _mark_of(self, since: int | Mark) -> Mark:
+        if not isinstance(since, tuple):
+            version = integer(self._where, "since", since, low=0)
+            return version, self._read.get(version, "")
+        if len(since) != 2 or not isinstance(since[1], str):
+            raise InputError(f"[{self._where}] since: wanted a version, or a version and an id; got {excerpt(since)}.")
+        version = integer(self._where, "since", since[0], low=0)
+        return version, since[1] if len(since[1]) == ID_DIGITS else ""  # a snapshot of format 1 has none
+
+    def _remembered(self, commits: Iterator[CommittedChanges]) -> Iterator[CommittedChanges]:
+        for one in commits:
+            self._read.pop(one.version, None)
+            self._read[one.version] = one.commit.id
+            if len(self._read) > _MOST_READ:
+                del self._read[next(iter(self._read))]
+            yield one
 
     def at(self, version: int) -> Version:
         """All that the log held at a version, also where the log was compacted meanwhile, or is damaged behind it."""
         self._require_readable()
-        return version_at(self._files, integer(self._where, "version", version, low=1))
+        found = version_at(self._files, integer(self._where, "version", version, low=1))
+        self._read = {version: found.commit.id}  # from here on it is followed anew
+        return found
 
     def compact(self) -> int | None:
         """Make a snapshot of the newest version from the one before and the commits since; the tables take no part in
@@ -556,6 +630,8 @@ class ChangeLog:
         meanwhile: its work has a lower priority than the caller's. Other processes may, too (`shoal compact PATH`)."""
         if self._is_reading:
             self._require_open()
+        if self._writer is not None and self._failed is None and os.getpid() == self._process:
+            self._require_own()
         if self.version == 0:
             return None
         return in_background(lambda go_on: compact(self._files, retain=self._retain, progress=go_on))
@@ -571,6 +647,7 @@ class ChangeLog:
         fails, all is as it was."""
         with self._mutex:
             self._require_open()
+            self._require_own()
             tables = LoggedTables(self._where, bags)
             then, since = self.at(version), list(self.tail(version))
             states = then.dense() if dense is not None or optimizer is not None else {}
@@ -578,14 +655,8 @@ class ChangeLog:
                 restored_dense(self._where, states, dense, optimizer),
                 rolled_back(self._where, tables, then, since, self._manifest.identity, self._marks_of),
             ):
-                return self.commit(
-                    bags,
-                    step=then.commit.step,
-                    event_time=then.commit.event_time,
-                    dense=dense,
-                    optimizer=optimizer,
-                    metadata={"rollback": version},
-                )
+                said = self._told(then.commit.step, then.commit.event_time, {"rollback": version})
+                return self._commit(bags, replace(said, fields=then.commit.fields), dense, optimizer)
 
 
 def open_log(path: str) -> ChangeLog:

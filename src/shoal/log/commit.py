@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,16 +11,28 @@ from typing import Any
 
 import torch
 
-from shoal.errors import InputError, StorageError
-from shoal.log.fields import Fields, is_number
+from shoal.errors import CheckpointError, InputError, StorageError
+from shoal.log.fields import Fields, is_number, text
 from shoal.records.excerpt import excerpt, sentence
 from shoal.table.changes import Mark
 
+ID_DIGITS = 32
+WRITER_DIGITS = 16
 MOST_STEPS = 2**63 - 1
 # Of a commit's metadata: what reads it may stand deep in calls itself.
 _MOST_DEPTH = 64
 # Tables that the repr of a commit names.
 _MOST_SHOWN = 8
+# The fields of a commit, in the order in which they are written. Any other is kept as it is.
+_FIELDS = ("version", "time", "step", "event_time", "tables", "dense", "rng", "metadata", "kept")
+_CHAIN_FIELDS = ("epoch", "writer", "before")
+_REQUIRED = "required"
+
+
+def id_of(payload: bytes | bytearray | memoryview) -> str:
+    """The id of a commit, of its frame's payload. It covers the rows by their checksums, and earlier commits by the id
+    of the one before."""
+    return hashlib.blake2b(payload, digest_size=ID_DIGITS // 2).hexdigest()
 
 
 def shown_time(seconds: float) -> str:
@@ -110,6 +123,12 @@ class Commit:
     event_time: of the newest event that was trained on, as the user counts.
     tables: all that the log has at this version.
     kept: the newest version that was on the disk when this one was written.
+    epoch, writer: of the writer: each one that opens the log and commits has a higher number, and draws a name. 0 and
+        "" in format 1, which had neither.
+    before: the id of the commit before it; None for the first one, and where that is not known.
+    fields: those that this Shoal does not know, as they came from the file.
+    id: which commit it is, also among those of copies of a log that were written to. "" where it is not known, in
+        snapshots of format 1.
     """
 
     version: int
@@ -121,6 +140,11 @@ class Commit:
     rng: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     kept: int = 0
+    epoch: int = 0
+    writer: str = ""
+    before: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
 
     def __repr__(self) -> str:
         """In one line: generators and settings are left out."""
@@ -135,11 +159,12 @@ class Commit:
 
     @property
     def mark(self) -> Mark:
-        """Which commit it is, also among those of copies of a log that were written to."""
-        return self.version, self.time
+        """Which commit it is: its version and its id."""
+        return self.version, self.id or f"time {self.time!r}"
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """What `from_json` takes, without the id."""
+        chain = {"epoch": self.epoch, "writer": self.writer, "before": self.before} if self.epoch else {}
         return {
             "version": self.version,
             "time": self.time,
@@ -150,12 +175,16 @@ class Commit:
             "rng": {name: base64.b64encode(state).decode() for name, state in self.rng.items()},
             "metadata": dict(self.metadata),
             "kept": self.kept,
+            **chain,
+            **self.fields,
         }
 
     @staticmethod
-    def from_json(where: str, value: Any) -> "Commit":
-        """As it came from a file."""
+    def from_json(where: str, value: Any, known_as: str = "") -> "Commit":
+        """As it came from a file. known_as: its id. Raises CheckpointError where it has a field that a reader must know
+        and this Shoal does not."""
         fields = Fields(where, value)
+        _require_known(fields)
         tables, rng = fields.object("tables"), fields.object("rng")
         step = fields.value.get("step")
         time = fields.number("time")
@@ -171,6 +200,21 @@ class Commit:
             {name: _unbase64(rng, name) for name in rng.value},
             fields.object("metadata").value,
             fields.integer("kept"),
+            fields.integer("epoch", 1) if "epoch" in fields.value else 0,
+            fields.digits("writer", WRITER_DIGITS) if "epoch" in fields.value else "",
+            None if fields.value.get("before") is None else fields.digits("before", ID_DIGITS),
+            {name: one for name, one in fields.value.items() if name not in _FIELDS + _CHAIN_FIELDS},
+            known_as,
+        )
+
+
+def _require_known(fields: Fields) -> None:
+    names = fields.items(_REQUIRED, text) if _REQUIRED in fields.value else []
+    known = (*_FIELDS, *_CHAIN_FIELDS, _REQUIRED)
+    if unknown := [name for name in names if name not in known]:
+        raise CheckpointError(
+            f"[{fields.where}] this commit needs a newer Shoal, which knows {', '.join(map(excerpt, unknown[:8]))}. "
+            f"Install one; nothing of the log was changed."
         )
 
 

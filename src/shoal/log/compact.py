@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -21,15 +22,15 @@ _SUFFIX = ".compact.tmp"
 
 
 @contextmanager
-def compacting(files: Files) -> Iterator[bool]:
-    """While no other process or thread compacts the log; False where one does."""
+def compacting(files: Files) -> Iterator[Any]:
+    """The lock, while no other process or thread compacts the log; None where one does."""
     try:
         lock = _native.FileLock.take(str(files.compact_lock), "compaction")
     except StorageError:
-        yield False
+        yield None
         return
     try:
-        yield True
+        yield lock
     finally:
         lock.release()
 
@@ -38,8 +39,8 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
     """Make a snapshot of the newest version, unless there is one, and let go what `retain` snapshots do not need.
     Returns its version; None where there is nothing to do, another process is at it, or the log was rewritten
     meanwhile. `progress` hears of rows."""
-    with compacting(files) as alone:
-        if not alone:
+    with compacting(files) as lock:
+        if lock is None:
             return None
         reader = LogReader(files)
         version = reader.at()
@@ -56,6 +57,12 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
         entry, is_damaged = _newest_snapshot(files, version, progress)
         with changing_manifest(files) as write:
             now = read_manifest(files)
+            if not lock.is_in_place or now.identity != version.manifest.identity:
+                path = files.manifest if lock.is_in_place else files.compact_lock
+                raise StorageError(
+                    f"[file {path}] was removed or replaced while this process compacted the log: another one may "
+                    f"compact or write it. Nothing was let go. Compact it again."
+                )
             if now.snapshots and now.snapshots[-1].version >= entry.version:  # the log was rewritten meanwhile
                 remove_folder(files.snapshot(entry.version))
                 return None

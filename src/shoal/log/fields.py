@@ -45,6 +45,13 @@ class Fields:
             raise self._wrong(name, "a string")
         return value
 
+    def digits(self, name: str, count: int) -> str:
+        """So many hexadecimal digits."""
+        value = self.value.get(name)
+        if not isinstance(value, str) or len(value) != count or not set(value) <= set("0123456789abcdef"):
+            raise self._wrong(name, f"{count} hexadecimal digits")
+        return value
+
     def flag(self, name: str) -> bool:
         """True or False."""
         value = self.value.get(name)
@@ -67,6 +74,13 @@ class Fields:
 def is_number(value: Any) -> bool:
     """Whether a float has it: JSON's integers have no end."""
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST)
+
+
+def text(where: str, value: Any) -> str:
+    """An item that is a str."""
+    if not isinstance(value, str):
+        raise StorageError(f"[{where}] wanted a string; got {value!r:.100}. The file is damaged.")
+    return value
 
 
 def whole(where: str, value: Any) -> int:

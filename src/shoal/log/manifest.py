@@ -9,12 +9,13 @@ from typing import Any
 
 from shoal import _native
 from shoal.errors import CheckpointError, StorageError
+from shoal.log.commit import WRITER_DIGITS
 from shoal.log.fields import Fields, whole
 from shoal.log.files import Files, read_sealed_json, sealed_json, write_file
 from shoal.records import Layout
 
 FORMAT = "shoal log"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Manifest:
     kept_from: int = 0  # versions before it were let go, though some of their rows may still be there
     # Versions that repairs took out, first and last of each range, ascending: their numbers are not used again.
     skipped: tuple[tuple[int, int], ...] = ()
+    # Of who wrote last: each that opens the log and writes has a higher number, and draws a name.
+    epoch: int = 0
+    writer: str = ""
 
     def number_of(self, table: str) -> int | None:
         """The number of a table."""
@@ -67,6 +71,11 @@ class Manifest:
         return any(first <= version <= last for first, last in self.skipped)
 
 
+def next_epoch(manifest: Manifest) -> Manifest:
+    """The manifest as another writer's."""
+    return replace(manifest, epoch=manifest.epoch + 1, writer=os.urandom(WRITER_DIGITS // 2).hex())
+
+
 def new_manifest(first_version: int = 1) -> Manifest:
     """A log without tables."""
     return Manifest(os.urandom(16).hex(), segments=(first_version,))
@@ -85,6 +94,7 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
         "segments": list(manifest.segments),
         "kept_from": manifest.kept_from,
         **({"skipped": [list(one) for one in manifest.skipped]} if manifest.skipped else {}),
+        **({"epoch": manifest.epoch, "writer": manifest.writer} if manifest.epoch else {}),
     }
     write_file(files.manifest, sealed_json(value))
 
@@ -109,6 +119,8 @@ def read_manifest(files: Files) -> Manifest:
         tuple(value.items("segments", whole)),
         value.integer("kept_from") if "kept_from" in value.value else 0,
         tuple(value.items("skipped", _range)) if "skipped" in value.value else (),
+        value.integer("epoch", 1) if "epoch" in value.value else 0,
+        value.digits("writer", WRITER_DIGITS) if "epoch" in value.value else "",
     )
     _check(files, manifest)
     return manifest
@@ -152,8 +164,18 @@ def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
         write(replace(read_manifest(files), ...))
     """
     lock = _native.FileLock.take(str(files.manifest_lock), "manifest", wait=True)  # others have it for a moment
+
+    def write(manifest: Manifest) -> None:
+        if not lock.is_in_place:
+            raise StorageError(
+                f"[file {files.manifest_lock}] was removed or replaced while this process changed the manifest, so "
+                f"that another one may change it, too. Nothing was written. Leave the files of a log alone, and try "
+                f"again."
+            )
+        write_manifest(files, manifest)
+
     try:
-        yield lambda manifest: write_manifest(files, manifest)
+        yield write
     finally:
         lock.release()
 

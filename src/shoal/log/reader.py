@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.errors import CheckpointError, NotFoundError, ShoalWarning, StorageError
+from shoal.log.chain import Chain
 from shoal.log.changing import manifests_in, while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
@@ -23,6 +24,7 @@ from shoal.log.snapshot import Snapshot, SnapshotError, buckets_of
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts
+from shoal.table.changes import Mark
 
 # Segments that one reader keeps open, of the 1024 files that a process may have by default.
 _MOST_HELD = 256
@@ -32,6 +34,11 @@ _PART = re.compile(r"rank-\d{5}-of-\d{5}")
 
 class SnapshotWarning(ShoalWarning):
     """A snapshot is damaged; what it should hold is read from elsewhere in the log."""
+
+
+class DivergedError(StorageError):
+    """A log does not go on from the commit that a reader had read: a power cut took it, or it was another log's. Begin
+    again with `at`."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,11 @@ class CommittedChanges:
     def version(self) -> int:
         """The commit's number."""
         return self.commit.version
+
+    @property
+    def mark(self) -> Mark:
+        """Which commit it is: its version and its id. `tail` goes on from there."""
+        return self.commit.mark
 
     def changes(self, table: str | None = None) -> Iterator[TableChange]:
         """Its changes in pieces, of one table or of all. A table that `commit.tables` says is replaced has no rows
@@ -131,10 +143,14 @@ class LogReader:
 
     # ---- commits
 
-    def commits(self, after: int = 0, until: int | None = None) -> Iterator[CommittedChanges]:
+    def commits(
+        self, after: int = 0, until: int | None = None, base: Commit | None = None
+    ) -> Iterator[CommittedChanges]:
         """Whole commits behind a version, in order, up to the newest, or to a version behind which nothing is looked
-        at. Raises DamagedError where one is damaged, behind those before it."""
+        at. Raises DamagedError where one is damaged, or does not follow the one before, behind those before it. base:
+        the commit of that version, where a snapshot has it."""
         manifest, head = self.manifest, self._head
+        chain = Chain(manifest, () if base is None else (base,))
         self.require_not_skipped(after)
         if manifest.after(after) < manifest.segments[0]:
             raise CheckpointError(
@@ -149,7 +165,7 @@ class LogReader:
             if not is_last and manifest.segments[number + 1] <= manifest.after(after):
                 continue
             place = (first, len(header_of(manifest.identity, first)))
-            for whole, segment in self._of_segment(first, is_last, head, after):
+            for whole, segment in self._of_segment(first, is_last, head, after, chain):
                 if whole.commit.version > after:
                     yield CommittedChanges(self.files, manifest, whole, segment)
                 last, place = max(last, whole.commit.version), (first, whole.end)
@@ -164,7 +180,7 @@ class LogReader:
             raise DamagedError.at(self.files.segment(place[0]), place[0], place[1], newest + 1, what)
 
     def _of_segment(
-        self, first: int, is_last: bool, head: Head, seen: int
+        self, first: int, is_last: bool, head: Head, seen: int, chain: Chain
     ) -> Iterator[tuple[WholeCommit, SegmentFile | None]]:
         path = self.files.segment(first)
         if size_of(path) is None:
@@ -183,6 +199,8 @@ class LogReader:
             for whole in segment.commits(len(header_of(self.manifest.identity, first)), scan, known_to, seen):
                 if whole.commit.version != wanted:
                     raise segment.damaged(whole.begin, wanted, f"version {whole.commit.version} stands there")
+                if (problem := chain.add(whole.commit)) is not None:
+                    raise segment.damaged(whole.begin, wanted, problem)
                 yield whole, held
                 wanted += 1
                 if self.manifest.is_skipped(wanted):  # a repair ended the segment here
@@ -196,6 +214,40 @@ class LogReader:
             if held is None:
                 segment.close()
 
+    def commits_since(self, mark: Mark) -> Iterator[CommittedChanges]:
+        """Whole commits behind one that was read before, by its version and id. Raises DivergedError where the log has
+        another one in its place, none, or goes on from another."""
+        version, met = mark[0], False
+        for one in self.commits(self.manifest.before(version) if self._has(version) else version):
+            if not met:
+                self._require_same(mark, one.commit)
+                met = True
+            if one.version > version:
+                yield one
+        if not met:
+            self._require_same(mark, self.newest())
+
+    def _has(self, version: int) -> bool:
+        """Whether a version's commit is in the segments."""
+        return version >= self.manifest.segments[0] and not self.manifest.is_skipped(version)
+
+    def _require_same(self, mark: Mark, found: Commit | None) -> None:
+        """Raise DivergedError where a commit is neither the one of a mark nor the next one after that."""
+        version, known_as = mark
+        if found is None or found.version < version:
+            what = f"the newest is {0 if found is None else found.version}"
+        elif found.version == version and found.mark != mark:
+            what = f"that version is {found.mark[1]} by now"
+        elif found.version > version and found.before not in (None, known_as):
+            what = f"version {found.version} goes on from {found.before}"
+        else:
+            return
+        raise DivergedError(
+            f"[log {self.files.root}] wanted the commits after version {version} as it was read, {known_as}; {what}. A "
+            f"power cut or a repair took it, or this is another copy of the log: what was read is not in it. Begin "
+            f"again with at(version)."
+        )
+
     def newest(self) -> Commit | None:
         """The newest commit."""
         found: Commit | None = None
@@ -207,8 +259,15 @@ class LogReader:
         if self.manifest.snapshots:
             entry = self.manifest.snapshots[-1]
             if found is None or found.version < entry.version:
-                found = Snapshot(self.files, entry, self.manifest.layouts).commit
+                found = self._identified(Snapshot(self.files, entry, self.manifest.layouts).commit)
         return found
+
+    def _identified(self, commit: Commit) -> Commit:
+        """The commit of a snapshot, with its id, if a segment still tells it where the snapshot does not."""
+        if not commit.id and self._has(commit.version):
+            for one in self.commits(self.manifest.before(commit.version), commit.version):
+                return replace(commit, id=one.commit.id)
+        return commit
 
     # ---- a version
 
@@ -274,8 +333,8 @@ class LogReader:
         after = snapshot.commit.version if snapshot is not None else 0
         commits: list[CommittedChanges] = []
         if version is None or version > after:
-            commits.extend(self.commits(after, version))
-        commit = commits[-1].commit if commits else (None if snapshot is None else snapshot.commit)
+            commits.extend(self.commits(after, version, None if snapshot is None else snapshot.commit))
+        commit = commits[-1].commit if commits else (None if snapshot is None else self._identified(snapshot.commit))
         if version is not None and (commit is None or commit.version != version):
             newest = 0 if commit is None else commit.version
             raise CheckpointError(f"[log {self.files.root}] version {version} was asked for; the newest is {newest}.")
@@ -306,16 +365,18 @@ def _instead_of_a_log(files: Files) -> str:
     return "there is no MANIFEST.json. Is the path right?"
 
 
-def whole_commits(files: Files, after: int) -> Iterator[CommittedChanges]:
-    """The commits of a log behind a version, up to the newest, while others compact it."""
+def whole_commits(files: Files, since: Mark) -> Iterator[CommittedChanges]:
+    """The commits of a log behind one that was read, up to the newest, while others compact it. Where its id is "",
+    behind any commit of that version."""
     while True:
         before = manifests_in(files.root)
         try:
-            for one in LogReader(files, hold=True).commits(after):
+            reader = LogReader(files, hold=True)
+            for one in reader.commits_since(since) if since[1] else reader.commits(since[0]):
                 yield one
                 if one.damage is not None:
                     raise one.damage
-                after = one.version
+                since = one.mark
             return
         except (StorageError, CheckpointError):
             if manifests_in(files.root) == before:

@@ -17,10 +17,11 @@ from pathlib import Path
 from shoal import _native
 from shoal.errors import ShoalWarning, StorageError
 from shoal.log.aside import Aside
+from shoal.log.chain import broken
 from shoal.log.commit import Commit
 from shoal.log.compact import compacting, write_snapshot
 from shoal.log.files import Files, names_in, remove_file, size_of
-from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, read_manifest
+from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, next_epoch, read_manifest
 from shoal.log.reader import Version
 from shoal.log.segment import DamagedError, header_of
 from shoal.log.snapshot import Snapshot
@@ -151,7 +152,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
     with changing_manifest(files) as write:
         write(
             replace(
-                read_manifest(files),
+                next_epoch(read_manifest(files)),  # a writer that lost its lock sees that it is not alone
                 snapshots=snapshots,
                 segments=segments,
                 kept_from=max(kept.first, min(manifest.kept_from, kept.newest)),
@@ -187,9 +188,13 @@ def _best(files: Files, found: Survey) -> _Kept | None:
     for snapshot, lost in found.snapshots:
         known = frozenset(snapshot.commit.tables) - lost
         bases.append(_Base(snapshot.commit.version, snapshot, known, not lost))
-    tried = [(base, after.get(manifest.after(base.version), len(commits))) for base in bases]
+    tried = []
+    for base in bases:
+        at = after.get(manifest.after(base.version), len(commits))
+        is_next = at < len(commits) and (base.snapshot is None or _is_next(manifest, base.snapshot.commit, commits[at]))
+        tried.append((base, at if is_next else len(commits)))
     for at, one in enumerate(commits):
-        if at == 0 or manifest.after(commits[at - 1].version) != one.version:
+        if at == 0 or not _is_next(manifest, commits[at - 1].changes.commit, one):
             tried.append((_Base(one.version - 1, is_whole=False), at))
     best: tuple[tuple[int, int, bool], _Base, list[Found]] | None = None
     for base, at in tried:
@@ -215,11 +220,15 @@ def _best(files: Files, found: Survey) -> _Kept | None:
 
 
 def _run(manifest: Manifest, commits: list[Found]) -> list[Found]:
-    """The first of these commits, as far as no version is missing."""
+    """The first of these commits, as far as no version is missing, and each was written after the one before."""
     for at in range(1, len(commits)):
-        if manifest.after(commits[at - 1].version) != commits[at].version:
+        if not _is_next(manifest, commits[at - 1].changes.commit, commits[at]):
             return commits[:at]
     return commits
+
+
+def _is_next(manifest: Manifest, before: Commit, one: Found) -> bool:
+    return manifest.after(before.version) == one.version and broken(before, one.changes.commit) is None
 
 
 def _reach(base: _Base, run: list[Found]) -> tuple[int, int] | None:
@@ -280,7 +289,12 @@ def _segments(files: Files, found: Survey, kept: _Kept) -> tuple[tuple[int, ...]
 
 def _snapshots(found: Survey, kept: _Kept) -> tuple[tuple[SnapshotEntry, ...], list[int]]:
     """The snapshots that the log keeps, and the versions of the others."""
-    whole = {snapshot.commit.version for snapshot, lost in found.snapshots if not lost}
+    ids = {one.version: one.changes.commit.id for one in kept.commits}
+    whole = {
+        snapshot.commit.version
+        for snapshot, lost in found.snapshots
+        if not lost and snapshot.commit.id in ("", ids.get(snapshot.commit.version, snapshot.commit.id))
+    }
     stay = tuple(
         one for one in found.manifest.snapshots if one.version in whole and kept.first <= one.version <= kept.newest
     )

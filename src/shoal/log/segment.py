@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal import _native
 from shoal.errors import StorageError
-from shoal.log.commit import Commit
+from shoal.log.commit import Commit, id_of
 from shoal.log.files import size_of
 from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader, Kind, check_payload, decode_commit
@@ -255,8 +255,9 @@ class SegmentFile:
         if place.header.payload_bytes > _COMMIT_LIMIT:
             return f"a commit frame at {place.offset} of {place.header.payload_bytes} bytes"
         try:
-            value = decode_commit(place.header, self.payload(place), where)
-            commit = Commit.from_json(where, value.get("commit"))
+            payload = self.payload(place)
+            value = decode_commit(place.header, payload, where)
+            commit = Commit.from_json(where, value.get("commit"), id_of(payload))
         except StorageError as error:
             return f"the commit frame at {place.offset}: {without_place(str(error))}"
         if commit.version != place.header.version or any(one.header.version != commit.version for one in frames):
@@ -273,10 +274,12 @@ def digest_of(headers: Sequence[bytes]) -> dict[str, int]:
 
 
 class SegmentWriter:
-    """The end of a segment that is being written."""
+    """The end of a segment that is being written. require_own: called before each write, with this; it raises where
+    the file is not the writer's any more."""
 
-    def __init__(self, path: Path, end: int) -> None:
+    def __init__(self, path: Path, end: int, require_own: "Callable[[SegmentWriter], None]") -> None:
         self.path = path
+        self._require_own = require_own
         self.end = end  # behind the last whole commit
         self._at = end
         self._file = _native.File.open_to_write(str(path))
@@ -284,11 +287,17 @@ class SegmentWriter:
 
     def append(self, frame: Sequence[memoryview]) -> None:
         """Write a frame, in pieces of which the first is its header, behind those before it."""
+        self._require_own(self)
         for piece in frame:
             if len(piece):
                 self._file.write(self._at, piece)
                 self._at += len(piece)
         self.headers.append(bytes(frame[0]))
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its path still leads to it."""
+        return self._file.is_in_place
 
     @property
     def pending(self) -> int:
@@ -303,6 +312,7 @@ class SegmentWriter:
     def abandon(self) -> None:
         """Take what was appended since the last whole commit away again."""
         self.headers = []
+        self._require_own(self)
         if self._at > self.end or (size_of(self.path) or 0) > self.end:
             self._file.truncate(self.end)
             self._at = self.end

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.errors import StorageError
-from shoal.log.commit import Commit
+from shoal.log.commit import ID_DIGITS, Commit, id_of
 from shoal.log.fields import Fields, whole
 from shoal.log.files import Files, read_sealed_json, remove_folder, sealed_json, size_of, write_file
 from shoal.log.manifest import SnapshotEntry
@@ -144,20 +144,28 @@ class SnapshotWriter:
         self._open = None
         return done.rows
 
+    def id_of(self, commit: Commit) -> str:
+        """The id of a commit that stands in no segment, of what it says and of its rows' checksums."""
+        return id_of(sealed_json({"commit": commit.to_json(), "tables": self._listed()}))
+
+    def _listed(self) -> dict[str, Any]:
+        return {
+            name: {
+                "number": table.number,
+                "bytes": table.bytes,
+                "schema_crc32c": table.schema_crc32c,
+                "blocks": [block.to_json() for block in table.blocks],
+            }
+            for name, table in self._tables.items()
+        }
+
     def finish(self, commit: Commit) -> SnapshotEntry:
         """The snapshot is complete and in its place; the manifest does not name it yet."""
         data = sealed_json(
             {
                 "commit": commit.to_json(),
-                "tables": {
-                    name: {
-                        "number": table.number,
-                        "bytes": table.bytes,
-                        "schema_crc32c": table.schema_crc32c,
-                        "blocks": [block.to_json() for block in table.blocks],
-                    }
-                    for name, table in self._tables.items()
-                },
+                **({"id": commit.id} if commit.id else {}),
+                "tables": self._listed(),
             }
         )
         write_file(self._folder / _LIST, data)
@@ -185,7 +193,8 @@ class Snapshot:
         self._folder = files.snapshot(entry.version)
         path = self._folder / _LIST
         value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c))
-        self.commit = Commit.from_json(f"file {path}, commit", value.object("commit").value)
+        known_as = value.digits("id", ID_DIGITS) if "id" in value.value else ""
+        self.commit = Commit.from_json(f"file {path}, commit", value.object("commit").value, known_as)
         if self.commit.version != entry.version:
             raise StorageError(f"[file {path}] wanted version {entry.version}; got {self.commit.version}.")
         self.tables: dict[str, TableBlocks] = {}

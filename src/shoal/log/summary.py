@@ -103,7 +103,7 @@ def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int
             damages.append(str(error))
     found: list[Commit] = []
     unfinished = 0
-    for one in walk(files, manifest, head, checked=scores):
+    for one in walk(files, manifest, head, snapshots, checked=scores):
         if isinstance(one, DamagedError):
             damages.insert(0, str(one))
             break

@@ -1,10 +1,11 @@
 """Reading a log's files to their end, also what stands after damage, where readers stop."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import StorageError
+from shoal.log.chain import Chain
 from shoal.log.files import Files, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
@@ -35,10 +36,12 @@ class Unfinished:
 
 
 def walk(
-    files: Files, manifest: Manifest, head: Head, checked: bool = False
+    files: Files, manifest: Manifest, head: Head, snapshots: Iterable[Snapshot] = (), checked: bool = False
 ) -> Iterator[CommittedChanges | DamagedError | Unfinished]:
-    """All whole commits of a log's segments, in order; where one should stand and does not, the error; and at the end
-    what is not finished. checked: whether a commit whose rows are damaged is not whole."""
+    """All whole commits of a log's segments, in order; where one should stand and does not, or does not follow the one
+    before it, the error; and at the end what is not finished. checked: whether a commit whose rows are damaged is not
+    whole."""
+    chain = Chain(manifest, (one.commit for one in snapshots))
     newest = manifest.snapshots[-1].version if manifest.snapshots else 0
     for number, first in enumerate(manifest.segments):
         end = manifest.segments[number + 1] if number + 1 < len(manifest.segments) else None
@@ -48,7 +51,7 @@ def walk(
             continue
         segment = SegmentFile(path, manifest.identity, first)
         try:
-            for one in _Walk(files, manifest, head, segment, end, newest, checked).items():
+            for one in _Walk(files, manifest, head, chain, segment, end, newest, checked).items():
                 if isinstance(one, CommittedChanges):
                     newest = max(newest, one.version)
                 yield one
@@ -64,6 +67,7 @@ class _Walk:
         files: Files,
         manifest: Manifest,
         head: Head,
+        chain: Chain,
         segment: SegmentFile,
         end: int | None,
         newest: int,
@@ -71,6 +75,7 @@ class _Walk:
     ) -> None:
         self._files = files
         self._manifest = manifest
+        self._chain = chain
         self._segment = segment
         self._end = end  # the first version of the next one
         self._promised = 0 if manifest.is_skipped(head.version) else head.version
@@ -100,6 +105,8 @@ class _Walk:
                     is_said = True
                     continue
                 is_said = False
+                if (broken := self._chain.add(whole.commit)) is not None:
+                    yield segment.damaged(whole.begin, version, broken)
                 yield CommittedChanges(self._files, self._manifest, whole)
                 self._wanted = version + 1
                 if self._manifest.is_skipped(self._wanted):  # a repair ended the segment here
@@ -188,7 +195,23 @@ def survey(files: Files) -> Survey:
     except StorageError as error:
         error.add_note("A repair sets damaged segments aside, and cannot mend a manifest. Nothing was changed.")
         raise
-    for one in walk(files, found.manifest, found.head):
+    of_snapshots: list[StorageError] = []
+    for entry in found.manifest.snapshots:
+        try:
+            snapshot = Snapshot(files, entry, found.manifest.layouts)
+        except StorageError as error:
+            of_snapshots.append(error)
+            continue
+        gone = set()
+        for name in snapshot.tables:
+            try:
+                for _rows in snapshot.rows(name):
+                    pass
+            except StorageError as error:
+                of_snapshots.append(error)
+                gone.add(name)
+        found.snapshots.append((snapshot, frozenset(gone)))
+    for one in walk(files, found.manifest, found.head, [snapshot for snapshot, _lost in found.snapshots]):
         if isinstance(one, CommittedChanges):
             damage, lost = _lost(files, found.manifest, one)
             found.commits.append(Found(one, lost))
@@ -199,21 +222,7 @@ def survey(files: Files) -> Survey:
             found.damage.append(_as_damage(found.manifest, one))
         else:
             found.unfinished = one
-    for entry in found.manifest.snapshots:
-        try:
-            snapshot = Snapshot(files, entry, found.manifest.layouts)
-        except StorageError as error:
-            found.damage.append(error)
-            continue
-        gone = set()
-        for name in snapshot.tables:
-            try:
-                for _rows in snapshot.rows(name):
-                    pass
-            except StorageError as error:
-                found.damage.append(error)
-                gone.add(name)
-        found.snapshots.append((snapshot, frozenset(gone)))
+    found.damage += of_snapshots
     return found
 
 

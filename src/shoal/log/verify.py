@@ -1,17 +1,17 @@
 """Reading every byte of a log, and comparing it with its checksum, or with what must stand there if it has none."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from shoal import _native
-from shoal.errors import ShoalError, StorageError
+from shoal.errors import CheckpointError, ShoalError, StorageError
 from shoal.log.changing import while_it_changes
 from shoal.log.dense import read_dense
 from shoal.log.files import Files, read_file
-from shoal.log.head import head_problem, read_head
+from shoal.log.head import Head, head_problem, read_head
 from shoal.log.reader import CommittedChanges, LogReader
 from shoal.log.segment import DamagedError, SegmentFile
 from shoal.log.snapshot import Snapshot
@@ -76,6 +76,7 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
         return report
     dense = {}
     newest = 0
+    snapshots = []
     for entry in reader.manifest.snapshots:
         try:
             snapshot = Snapshot(files, entry, reader.manifest.layouts)
@@ -85,12 +86,16 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
                     progress(len(rows))
                 _check_around_blocks(snapshot, name, reader.manifest.layouts[table.number])
             report.snapshots += 1
+            snapshots.append(snapshot)
             newest = snapshot.commit.version
             if snapshot.commit.dense is not None:
                 dense[snapshot.commit.dense.version] = snapshot.commit.dense
         except ShoalError as error:
             report.problems.append(str(error))
-    for one in walk(files, reader.manifest, head):
+    for one in _walked(files, reader, head, snapshots):
+        if isinstance(one, CheckpointError):
+            report.problems.append(str(one))
+            return report
         if isinstance(one, DamagedError):
             report.problems.append(str(one))
             continue
@@ -119,6 +124,15 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
     if newest and (problem := _head_problem(files)) is not None:
         report.problems.append(problem)
     return report
+
+
+def _walked(
+    files: Files, reader: LogReader, head: Head, snapshots: list[Snapshot]
+) -> Iterator[CommittedChanges | DamagedError | Unfinished | CheckpointError]:
+    try:
+        yield from walk(files, reader.manifest, head, snapshots)
+    except CheckpointError as error:  # a commit that a newer Shoal wrote
+        yield error
 
 
 def _head_problem(files: Files) -> str | None:

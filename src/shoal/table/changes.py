@@ -20,9 +20,9 @@ _MOST_KEYS = 2
 _MOST_LOGS = 8
 
 
-# A commit of a log, by its version and time: a log and its copy may both have one of that version.
-Mark = tuple[int, float]
-BEGINNING: Mark = (0, 0.0)
+# A commit of a log, by its version and id: a log and its copy may both have one of that version.
+Mark = tuple[int, str]
+BEGINNING: Mark = (0, "")
 
 
 class Cursor:
