@@ -41,6 +41,8 @@ class BoundBags {
   // The keys that the slots are of: the tensor's, or those that are kept.
   Keys keys() const { return {are_kept ? kept_.get() : bags_.keys, bags_.narrow_keys}; }
   bool are_kept = false;
+  // Whether the batch's backward is done: it is from the call on that changes rows, or that leaves them.
+  bool applied = false;
   const std::vector<int64_t>& bounds() const { return bounds_; }
   KeyRange range(int64_t source, int64_t copy) const {
     return {nullptr, bounds_[size_t(source)], bounds_[size_t(source) + 1], copy * bags_.count};

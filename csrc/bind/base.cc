@@ -99,7 +99,7 @@ struct Guard {
 };
 
 // The same with what its owner does around it: `begin` before, `entered` once it is held, and `leave` behind it, with the
-// error that ends it or None.
+// error that ends it or None. Where `entered` is False, it is let go for `settle`, and entered again.
 struct Held {
   Guard guard;
   nb::object owner;
@@ -108,9 +108,14 @@ struct Held {
     bool is_in = false;
     try {
       owner.attr("begin")();
-      guard.enter();
-      is_in = true;
-      owner.attr("entered")();
+      for (;;) {
+        guard.enter();
+        is_in = true;
+        if (!owner.attr("entered")().is(nb::handle(Py_False))) return;
+        guard.exit();
+        is_in = false;
+        owner.attr("settle")();
+      }
     } catch (nb::python_error&) {
       if (is_in) guard.exit();
       owner.attr("leave")(nb::none());
@@ -136,7 +141,7 @@ static void bind_locks(nb::module_& m) {
       .def(
           "__exit__", [](const Guard& guard, const nb::object&, const nb::object&, const nb::object&) { guard.exit(); },
           nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none());
-  nb::class_<Held>(m, "Held", "A Guard and what its owner does around it: `begin`, `entered`, `leave(error)`")
+  nb::class_<Held>(m, "Held", "A Guard and what its owner does around it: `begin`, `entered`, `settle`, `leave(error)`")
       .def(
           "__init__",
           [](Held* held, const Guard& guard, nb::object owner) { new (held) Held{guard, std::move(owner)}; },

@@ -86,21 +86,6 @@ void bind_index(nb::module_& m) {
             raise(status);
           },
           nb::arg("more"))
-      .def(
-          "erase",
-          [](Index& index, Vector<const int64_t> keys, Vector<int32_t> slots) {
-            int64_t erased = 0;
-            for (size_t i = 0; i < keys.shape(0); ++i)
-              if (uint32_t slot = index.erase(keys.data()[i]); slot != kNoSlot) slots_of(slots)[erased++] = slot;
-            return erased;
-          },
-          nb::arg("keys"), nb::arg("slots"), Released(), "How many there were; slots begins with theirs")
-      .def(
-          "reassign",
-          [](Index& index, Vector<const int64_t> keys, Vector<int32_t> slots) {
-            for (size_t i = 0; i < keys.shape(0); ++i) index.reassign(keys.data()[i], slots_of(slots)[i]);
-          },
-          nb::arg("keys"), nb::arg("slots"), Released())
       .def("shrink", &Index::shrink, nb::arg("budget"), Released())
       .def("entries", &entries, nb::arg("from_bucket"), nb::arg("to_bucket"), nb::arg("from_slot") = 0,
            "(keys, slots) of a range of buckets, without the slots below `from_slot`");

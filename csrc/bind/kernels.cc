@@ -32,17 +32,31 @@ static std::vector<UpdateFeature> with_gradients(const std::vector<BoundUpdateFe
   return features;
 }
 
-// (table, gradients dropped for erased rows, rows whose sum overflowed) of the tables where there were any.
-static std::vector<std::tuple<int64_t, int64_t, int64_t>> update_rows(const std::vector<UpdateTable>& tables,
-                                                                      const std::vector<BoundUpdateFeature>& bound,
-                                                                      const std::vector<Gradient>& grads,
-                                                                      const BoundBags& bags, int threads) {
-  std::vector<std::tuple<int64_t, int64_t, int64_t>> left_out;
+// A table, and what it remembers of its backwards, which changes with its rows.
+struct BoundUpdateTable {
+  UpdateTable table;
+  Backwards* backwards;
+};
+
+// (table, rows whose sum overflowed) of the tables where there were any.
+static std::vector<std::tuple<int64_t, int64_t>> update_rows(const std::vector<const BoundUpdateTable*>& bound_tables,
+                                                             const std::vector<BoundUpdateFeature>& bound,
+                                                             const std::vector<Gradient>& grads, BoundBags& bags,
+                                                             int threads) {
+  std::vector<UpdateTable> tables;
+  for (const BoundUpdateTable* one : bound_tables) tables.push_back(one->table);
+  std::vector<std::tuple<int64_t, int64_t>> left_out;
   left_out.reserve(tables.size());  // before rows change
   std::vector<UpdateCounts> counts = update(tables, with_gradients(bound, grads), bags.bags(), threads);
-  for (size_t t = 0; t < counts.size(); ++t)
-    if (counts[t].dropped || counts[t].nonfinite)
-      left_out.emplace_back(int64_t(t), counts[t].dropped, counts[t].nonfinite);
+  for (size_t t = 0; t < counts.size(); ++t) {
+    Backwards& backwards = *bound_tables[t]->backwards;
+    ++backwards.step;
+    ++backwards.applied;
+    backwards.dropped += counts[t].dropped;
+    backwards.skipped += counts[t].nonfinite;
+    if (counts[t].nonfinite) left_out.emplace_back(int64_t(t), counts[t].nonfinite);
+  }
+  bags.applied = true;
   return left_out;
 }
 
@@ -93,19 +107,28 @@ void bind_kernels(nb::module_& m) {
         std::vector<uint32_t> slots = self.take_slots();
         return to_tensor(std::vector<int32_t>(slots.begin(), slots.end()));
       });
-  nb::class_<UpdateTable>(m, "UpdateTable", "One table's part of a backward pass")
+  nb::class_<Backwards>(m, "Backwards",
+                        "What a table remembers of its backwards; it changes with the rows, in one call")
+      .def(nb::init<>())
+      .def_rw("step", &Backwards::step)
+      .def_ro("applied", &Backwards::applied)
+      .def_ro("dropped", &Backwards::dropped, "Gradients of erased rows")
+      .def_ro("skipped", &Backwards::skipped, "Rows whose gradients overflowed");
+  nb::class_<BoundUpdateTable>(m, "UpdateTable", "One table's part of a backward pass")
       .def(
           "__init__",
-          [](UpdateTable* self, const Rows& rows, uint64_t rounding_stream) {
-            auto* table = new (self) UpdateTable;
-            table->rows = &rows;
-            table->rounding_stream = rounding_stream;
+          [](BoundUpdateTable* self, const Rows& rows, uint64_t rounding_stream, Backwards& backwards) {
+            auto* made = new (self) BoundUpdateTable{{}, &backwards};
+            made->table.rows = &rows;
+            made->table.rounding_stream = rounding_stream;
           },
-          nb::arg("rows"), nb::arg("rounding_stream"), nb::keep_alive<1, 2>())
+          nb::arg("rows"), nb::arg("rounding_stream"), nb::arg("backwards"), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 4>())
       .def(
           "set",
-          [](UpdateTable& table, Optimizer optimizer, Reduce reduce, float lr, const std::vector<double>& settings,
+          [](BoundUpdateTable& bound, Optimizer optimizer, Reduce reduce, float lr, const std::vector<double>& settings,
              float weight_decay, float shrink, float clip_value, float clip_norm, float max_norm) {
+            UpdateTable& table = bound.table;
             table.optimizer = optimizer;
             table.reduce = reduce;
             table.hyper.lr = lr;
@@ -121,17 +144,16 @@ void bind_kernels(nb::module_& m) {
           nb::arg("shrink"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("max_norm"))
       .def(
           "begin",
-          [](UpdateTable& table, double score, uint32_t clock, uint64_t step, float grad_scale) {
-            table.score = score;
-            table.clock = clock;
-            table.step = step;
-            table.grad_scale = grad_scale;
+          [](BoundUpdateTable& bound, double score, uint32_t clock, float grad_scale) {
+            bound.table.score = score;
+            bound.table.clock = clock;
+            bound.table.step = bound.backwards->step;
+            bound.table.grad_scale = grad_scale;
           },
-          nb::arg("score"), nb::arg("clock"), nb::arg("step"), nb::arg("grad_scale"),
-          "What the next backward has of its own")
+          nb::arg("score"), nb::arg("clock"), nb::arg("grad_scale"), "What the next backward has of its own")
       .def(
-          "track", [](UpdateTable& table, ChangedRows* changed) { table.changed = changed; }, nb::arg("changed").none(),
-          nb::keep_alive<1, 2>(), "List the rows that change there");
+          "track", [](BoundUpdateTable& bound, ChangedRows* changed) { bound.table.changed = changed; },
+          nb::arg("changed").none(), nb::keep_alive<1, 2>(), "List the rows that change there");
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",
@@ -141,8 +163,9 @@ void bind_kernels(nb::module_& m) {
           nb::arg("table"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("column"));
   m.def("update", &update_rows, nb::arg("tables"), nb::arg("features"), nb::arg("grads"), nb::arg("bags"),
         nb::arg("threads"), Released(),
-        "The optimizers' steps; gradients come as (address, stride). Returns (number, gradients dropped for erased "
-        "rows, rows whose sum overflowed) of the tables where there were any");
+        "The optimizers' steps; gradients come as (address, stride). Rows, the tables' steps and that the batch's "
+        "backward is applied change in this one call. Returns (number, rows whose sum overflowed) of the tables where "
+        "there were any");
   m.def(
       "weight_gradients",
       [](const std::vector<const Rows*>& rows, const std::vector<BoundUpdateFeature>& bound,
@@ -311,12 +334,6 @@ void bind_kernels(nb::module_& m) {
       "clear_changed",
       [](const Rows& rows, Vector<int32_t> slots) {
         clear_flags(rows, slots_of(slots), int64_t(slots.shape(0)), kChanged);
-      },
-      nb::arg("rows"), nb::arg("slots"), Released());
-  m.def(
-      "mark_erased",
-      [](const Rows& rows, Vector<int32_t> slots) {
-        set_flags(rows, slots_of(slots), int64_t(slots.shape(0)), kErased);
       },
       nb::arg("rows"), nb::arg("slots"), Released());
 }

@@ -1,5 +1,7 @@
 #include "lookup/lookup.h"
 
+#include <nanobind/stl/optional.h>
+
 #include <cstring>
 
 #include "base/rwlock.h"
@@ -221,6 +223,25 @@ void bind_lookup(nb::module_& m) {
       },
       nb::arg("index"), nb::arg("store"), nb::arg("keys"), Released(),
       "Take keys out and free their slots, where they are there; takes no memory");
+  m.def(
+      "relocate",
+      [](Index& index, DramStore& store, Vector<const int64_t> keys, Vector<int32_t> slots) {
+        relocate(&index, &store, keys.data(), slots_of(slots), int64_t(keys.shape(0)));
+      },
+      nb::arg("index"), nb::arg("store"), nb::arg("keys"), nb::arg("slots"), Released(),
+      "Move the rows of keys from their slots to the lowest free ones");
+  nb::class_<Limbo>(m, "Limbo", "Slots of erased rows that leases may hold")
+      .def(nb::init<>())
+      .def_prop_ro("any", &Limbo::any)
+      .def(
+          "erase",
+          [](Limbo& limbo, Index& index, DramStore& store, Vector<const int64_t> keys, int64_t lease) {
+            limbo.erase(&index, store, keys.data(), int64_t(keys.shape(0)), lease);
+          },
+          nb::arg("index"), nb::arg("store"), nb::arg("keys"), nb::arg("lease"), Released(),
+          "Take keys out; their rows are flagged erased, and their slots wait for that lease and those before it")
+      .def("free", &Limbo::free, nb::arg("store"), nb::arg("oldest").none(), Released(),
+           "Free the slots that no lease can hold any more; `oldest`: of those alive");
   m.def("place", &place_rows, nb::arg("tables"), nb::arg("indexes"), nb::arg("missing"), nb::arg("bags"),
         nb::arg("threads"), Released(),
         "Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many "
@@ -254,6 +275,7 @@ void bind_lookup(nb::module_& m) {
           },
           nb::arg("keys"), nb::arg("offsets"), "Whether these are as many keys, in bags as they were when it was found")
       .def_prop_ro("bounds", &BoundBags::bounds, "Where each feature's keys begin, and the end")
+      .def_rw("applied", &BoundBags::applied, "Whether the batch's backward is done")
       .def("missing", &missing_keys, nb::arg("tables"), nb::arg("threads"), Released(),
            "For every table, given as the (source, copy) of its parts, the keys without a slot")
       .def(

@@ -153,12 +153,6 @@ void bind_store(nb::module_& m) {
           nb::arg("slots"), nb::arg("keys"), Released(), "Say whose the slots are, if that is kept")
       .def_prop_ro("sparse", &DramStore::sparse)
       .def_prop_ro("compact_from", &DramStore::compact_from)
-      .def(
-          "move",
-          [](DramStore& store, Vector<int32_t> from, Vector<int32_t> to) {
-            for (size_t i = 0; i < from.shape(0); ++i) store.move(slots_of(from)[i], slots_of(to)[i]);
-          },
-          nb::arg("from_slots"), nb::arg("to_slots"), Released())
       .def("release_tail", &DramStore::release_tail, Released());
 }
 

@@ -37,6 +37,14 @@ struct Hyper {
   double setting[6] = {};  // 1 - 0.999 has four digits less in float
 };
 
+// What a table remembers of its backwards.
+struct Backwards {
+  uint64_t step = 0;  // the table's: it may have been loaded
+  int64_t applied = 0;
+  int64_t dropped = 0;  // gradients of erased rows
+  int64_t skipped = 0;  // rows whose gradients overflowed
+};
+
 struct UpdateTable {
   const Rows* rows = nullptr;
   Optimizer optimizer = Optimizer::sgd;

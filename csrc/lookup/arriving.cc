@@ -1,6 +1,7 @@
 #include "lookup/arriving.h"
 
 #include "base/thread_pool.h"
+#include "kernels/rows_io.h"
 
 namespace shoal {
 
@@ -31,6 +32,37 @@ Status arrive(const std::vector<Arriving>& tables, int threads) {
 void leave(Index* index, DramStore* store, const int64_t* keys, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     if (const uint32_t slot = index->erase(keys[i]); slot != kNoSlot) store->give(&slot, 1);
+}
+
+void relocate(Index* index, DramStore* store, const int64_t* keys, const uint32_t* slots, int64_t n) {
+  std::vector<uint32_t> to(static_cast<size_t>(n));
+  store->take(to.data(), n);
+  for (int64_t i = 0; i < n; ++i) {
+    store->move(slots[i], to[static_cast<size_t>(i)]);
+    index->reassign(keys[i], to[static_cast<size_t>(i)]);
+  }
+  store->give(slots, n);
+}
+
+void Limbo::erase(Index* index, const DramStore& store, const int64_t* keys, int64_t n, int64_t lease) {
+  std::vector<uint32_t>& slots = waiting_.emplace_back(Waiting{lease, {}}).slots;
+  try {
+    slots.reserve(static_cast<size_t>(n));
+  } catch (...) {
+    waiting_.pop_back();
+    throw;
+  }
+  for (int64_t i = 0; i < n; ++i)
+    if (const uint32_t slot = index->erase(keys[i]); slot != kNoSlot) slots.push_back(slot);
+  set_flags(store.rows(), slots.data(), static_cast<int64_t>(slots.size()), kErased);
+  if (slots.empty()) waiting_.pop_back();
+}
+
+void Limbo::free(DramStore& store, std::optional<int64_t> oldest) {
+  while (!waiting_.empty() && (!oldest || waiting_.front().lease < *oldest)) {
+    store.give(waiting_.front().slots.data(), static_cast<int64_t>(waiting_.front().slots.size()));
+    waiting_.pop_front();
+  }
 }
 
 }  // namespace shoal

@@ -63,10 +63,58 @@ void where_memory_is_refused_none_comes() {
   CHECK(was_refused);
 }
 
+void slots_of_erased_rows_wait_for_their_leases() {
+  Table one(many(100));
+  CHECK(arrive({one.arriving()}, 1).ok());
+  Limbo limbo;
+  const std::vector<int64_t> some = {-1, 5, -1, 0}, more = {INT64_MIN}, none = {5};  // 5 is not there
+  limbo.erase(&one.index, one.store, some.data(), 4, 3);
+  limbo.erase(&one.index, one.store, more.data(), 1, 8);
+  limbo.erase(&one.index, one.store, none.data(), 1, 9);
+  CHECK(one.index.size() == 100 && one.store.live() == 103 && limbo.any());
+  const Rows& rows = one.store.rows();
+  for (size_t i = 0; i < one.keys.size(); ++i) CHECK(((rows.flags(rows.tail(one.slots[i])) & kErased) != 0) == (i < 3));
+  limbo.free(one.store, 3);
+  CHECK(one.store.live() == 103);
+  limbo.free(one.store, 4);
+  CHECK(one.store.live() == 101 && limbo.any());
+  limbo.free(one.store, std::nullopt);
+  CHECK(one.store.live() == 100 && !limbo.any());
+}
+
+void where_memory_is_refused_none_is_erased() {
+  Table one(many(100));
+  CHECK(arrive({one.arriving()}, 1).ok());
+  for (int64_t allocations = 0;; ++allocations) {
+    CHECK(allocations < 20);
+    Limbo limbo;
+    if (with_heap_for(allocations, [&] { limbo.erase(&one.index, one.store, one.keys.data(), 50, 1); })) break;
+    CHECK(one.has_all() && !limbo.any(), allocations);
+  }
+  CHECK(one.index.size() == 53);
+}
+
+void rows_are_relocated_with_their_keys() {
+  Table one(many(100));
+  CHECK(arrive({one.arriving()}, 1).ok());
+  const Rows& rows = one.store.rows();
+  for (size_t i = 0; i < one.keys.size(); ++i) *reinterpret_cast<float*>(rows.weights(one.slots[i])) = float(i);
+  leave(&one.index, &one.store, one.keys.data(), 10);  // the lowest slots
+  relocate(&one.index, &one.store, one.keys.data() + 93, one.slots.data() + 93, 10);
+  CHECK(one.index.size() == 93 && one.store.live() == 93);
+  for (size_t i = 10; i < one.keys.size(); ++i) {
+    const uint32_t slot = one.index.find(one.keys[i]);
+    CHECK(slot < 93 && *reinterpret_cast<const float*>(rows.weights(slot)) == float(i), int64_t(i));
+  }
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
   shoal::keys_come_and_leave();
+  shoal::slots_of_erased_rows_wait_for_their_leases();
+  shoal::where_memory_is_refused_none_is_erased();
+  shoal::rows_are_relocated_with_their_keys();
   shoal::where_memory_is_refused_none_comes();
 }

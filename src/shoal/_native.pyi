@@ -60,7 +60,7 @@ class Guard:
 
 class Held:
     """
-    A Guard and what its owner does around it: `begin`, `entered`, `leave(error)`
+    A Guard and what its owner does around it: `begin`, `entered`, `settle`, `leave(error)`
     """
 
     def __init__(self, guard: Guard, owner: object) -> None: ...
@@ -404,8 +404,6 @@ class DramStore:
     @property
     def compact_from(self) -> int: ...
 
-    def move(self, from_slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], to_slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
-
     def release_tail(self) -> None: ...
 
 class MissingKeys:
@@ -444,11 +442,6 @@ class Index:
     def bytes_after(self, more: int) -> int: ...
 
     def reserve(self, more: int) -> None: ...
-
-    def erase(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> int:
-        """How many there were; slots begins with theirs"""
-
-    def reassign(self, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
     def shrink(self, budget: int) -> bool: ...
 
@@ -521,14 +514,38 @@ class ChangedRows:
 
     def take_slots(self) -> Annotated[torch.Tensor, dict(dtype='int32', shape=(None,))]: ...
 
+class Backwards:
+    """
+    What a table remembers of its backwards; it changes with the rows, in one call
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @step.setter
+    def step(self, arg: int, /) -> None: ...
+
+    @property
+    def applied(self) -> int: ...
+
+    @property
+    def dropped(self) -> int:
+        """Gradients of erased rows"""
+
+    @property
+    def skipped(self) -> int:
+        """Rows whose gradients overflowed"""
+
 class UpdateTable:
     """One table's part of a backward pass"""
 
-    def __init__(self, rows: Rows, rounding_stream: int) -> None: ...
+    def __init__(self, rows: Rows, rounding_stream: int, backwards: Backwards) -> None: ...
 
     def set(self, optimizer: Optimizer, reduce: Reduce, lr: float, settings: Sequence[float], weight_decay: float, shrink: float, clip_value: float, clip_norm: float, max_norm: float) -> None: ...
 
-    def begin(self, score: float, clock: int, step: int, grad_scale: float) -> None:
+    def begin(self, score: float, clock: int, grad_scale: float) -> None:
         """What the next backward has of its own"""
 
     def track(self, changed: ChangedRows | None) -> None:
@@ -539,9 +556,9 @@ class UpdateFeature:
 
     def __init__(self, table: int, source: int, copy: int, pooling: Pooling, column: int) -> None: ...
 
-def update(tables: Sequence[UpdateTable], features: Sequence[UpdateFeature], grads: Sequence[tuple[int, int]], bags: Bags, threads: int) -> list[tuple[int, int, int]]:
+def update(tables: Sequence[UpdateTable], features: Sequence[UpdateFeature], grads: Sequence[tuple[int, int]], bags: Bags, threads: int) -> list[tuple[int, int]]:
     """
-    The optimizers' steps; gradients come as (address, stride). Returns (number, gradients dropped for erased rows, rows whose sum overflowed) of the tables where there were any
+    The optimizers' steps; gradients come as (address, stride). Rows, the tables' steps and that the batch's backward is applied change in this one call. Returns (number, rows whose sum overflowed) of the tables where there were any
     """
 
 def weight_gradients(rows: Sequence[Rows], features: Sequence[UpdateFeature], grads: Sequence[tuple[int, int]], missing: Sequence[Init], bags: Bags, out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu')], threads: int) -> None: ...
@@ -604,8 +621,6 @@ def changed_keys(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', 
 
 def clear_changed(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
 
-def mark_erased(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None: ...
-
 class Pins:
     """Slots of one table's rows that must stay"""
 
@@ -641,6 +656,27 @@ def leave(index: Index, store: DramStore, keys: Annotated[torch.Tensor, dict(dty
     """
     Take keys out and free their slots, where they are there; takes no memory
     """
+
+def relocate(index: Index, store: DramStore, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None:
+    """Move the rows of keys from their slots to the lowest free ones"""
+
+class Limbo:
+    """Slots of erased rows that leases may hold"""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def any(self) -> bool: ...
+
+    def erase(self, index: Index, store: DramStore, keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], lease: int) -> None:
+        """
+        Take keys out; their rows are flagged erased, and their slots wait for that lease and those before it
+        """
+
+    def free(self, store: DramStore, oldest: int | None) -> None:
+        """
+        Free the slots that no lease can hold any more; `oldest`: of those alive
+        """
 
 def place(tables: Sequence[tuple[Index, DramStore, int, int, int, int, int]], indexes: RwLock, missing: MissingKeys, bags: Bags, threads: int) -> list[int]:
     """
@@ -678,6 +714,13 @@ class Bags:
     @property
     def bounds(self) -> list[int]:
         """Where each feature's keys begin, and the end"""
+
+    @property
+    def applied(self) -> bool:
+        """Whether the batch's backward is done"""
+
+    @applied.setter
+    def applied(self, arg: bool, /) -> None: ...
 
     def missing(self, tables: Sequence[Sequence[tuple[int, int]]], threads: int) -> MissingKeys:
         """

@@ -16,7 +16,7 @@ from shoal.errors import CheckpointError, InputError, NotFoundError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
-from shoal.log.dense import restored_dense
+from shoal.log.dense import Done, restored_dense
 from shoal.log.files import Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
@@ -73,13 +73,14 @@ def load(
         commit = versions[0].commit
         states = versions[0].dense() if dense is not None or optimizer is not None else {}
         rows = {name: sum(plan.commits[name].rows for plan in plans) for name in wanted}
+        done = Done()
         if ranks == 1:
             for name, table in wanted.items():
                 table.table.require_room(rows[name])
         with (
-            restored_dense(where, states, dense, optimizer),
+            restored_dense(where, states, dense, optimizer, done),
             progress_bar("loading", sum(plan.changes for plan in plans), progress) as bar,
-            emptied(held, wanted),
+            emptied(held, wanted, done),
         ):
             for plan in plans:
                 plan.fill(bar)
@@ -93,8 +94,9 @@ def load(
                 step = max(plan.commits[name].step for plan in plans)
                 is_trained_so = state and memory.optimizer in (None, table.optimizer)
                 table.remember(replace(memory, step=step, hyper=memory.hyper if is_trained_so else {}))
-        if rng:
-            set_random_states(where, commit.rng)
+            if rng:
+                set_random_states(where, commit.rng)
+            done.is_done = True
         return commit
 
     return while_it_changes(Path(path), attempt)
@@ -140,13 +142,18 @@ def require_path(call: str, path: Any) -> None:
 
 
 @contextmanager
-def emptied(held: LoggedTables, wanted: dict[str, LoggedTable]) -> Iterator[None]:
-    """Tables without rows, to be filled while nobody looks; empty again if that fails."""
+def emptied(held: LoggedTables, wanted: dict[str, LoggedTable], done: Done) -> Iterator[None]:
+    """Tables without rows, to be filled while nobody looks; empty again if that fails before it is done."""
     with held.alone():
-        _clear(wanted)
+        is_empty = False
         try:
+            _clear(wanted)
+            is_empty = True
             yield
         except BaseException as error:
+            is_interrupted = not isinstance(error, Exception) or any(group.is_interrupted for group in held.groups)
+            if done.is_done or not (is_empty or is_interrupted):
+                raise
             names = ", ".join(map(repr, wanted))
             error.add_note(f"Tables {names} were being loaded, and are empty now. Load them again.")
             _clear(wanted)

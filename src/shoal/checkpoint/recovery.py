@@ -11,7 +11,7 @@ from shoal.errors import CheckpointError, StorageError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
-from shoal.log.dense import restored_dense
+from shoal.log.dense import Done, restored_dense
 from shoal.log.files import Files, is_new
 from shoal.log.reader import LogReader
 from shoal.log.tables import LoggedTables
@@ -85,10 +85,11 @@ def _recover(
     rows = sum(version.changes(name) for name in known)
     for name, table in known.items():
         table.table.require_room(version.commit.tables[name].rows)
+    done = Done()
     with (
-        restored_dense(where, states, dense, optimizer),
+        restored_dense(where, states, dense, optimizer, done),
         progress_bar("recovering", rows, progress) as bar,
-        emptied(tables, dict(tables)),
+        emptied(tables, dict(tables), done),
     ):
         for name, table in known.items():
             table.follow(version.manifest.identity, version.commit.mark)
@@ -105,7 +106,8 @@ def _recover(
                 )
             table.remember(memory)
             table.equals(version.manifest.identity, version.commit.mark)
-    for name in set(tables) - set(known):
-        tables[name].table.step = 0  # as it was before it was committed for the first time
-    set_random_states(where, version.commit.rng)
+        for name in set(tables) - set(known):
+            tables[name].table.step = 0  # as it was before it was committed for the first time
+        set_random_states(where, version.commit.rng)
+        done.is_done = True
     return version.commit

@@ -53,15 +53,6 @@ class HostIndex:
         """Make room for so many keys."""
         self.native.reserve(more)
 
-    def erase(self, keys: Tensor) -> Tensor:
-        """Forget keys; returns the slots of those that were there."""
-        slots = torch.empty(len(keys), dtype=torch.int32, device="cpu")
-        return slots[: self.native.erase(keys, slots)]
-
-    def reassign(self, keys: Tensor, slots: Tensor) -> None:
-        """Give present keys other slots."""
-        self.native.reassign(keys, slots)
-
     def shrink(self, budget: int) -> bool:
         """Give memory back after many erases, looking at `budget` buckets; True when nothing is left to do."""
         return self.native.shrink(budget)

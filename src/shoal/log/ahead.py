@@ -4,9 +4,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
 # Of a core that a thread of training wants too, it gets a tenth.
@@ -18,16 +19,49 @@ _SECONDS_TO_HEAR = 0.1
 
 
 def made_ahead(items: Generator[ItemT, None, None]) -> Iterator[ItemT]:
-    """The same items, each of which a thread makes while the one before it is used."""
-    end = object()
+    """The same items, each of which a thread makes while the one before it is used.
+
+    The thread alone runs and closes what makes them: an interrupt may end any wait for it, also that for its end.
+    """
+    wanted: SimpleQueue[bool] = SimpleQueue()  # queues of the interpreter's own: no interrupt leaves them locked
+    made: SimpleQueue[_Made[ItemT]] = SimpleQueue()
+    thread = threading.Thread(target=_make, args=(items, wanted, made), name="shoal-log-ahead", daemon=True)
     try:
-        with ThreadPoolExecutor(1, "shoal-log-ahead") as thread:
-            coming = thread.submit(next, items, end)
-            while (item := coming.result()) is not end:
-                coming = thread.submit(next, items, end)
-                yield item  # type: ignore[misc]
+        thread.start()
+        wanted.put(True)
+        while (one := made.get()).is_item:
+            wanted.put(True)
+            yield one.item  # type: ignore[misc]
+        if one.error is not None:
+            raise one.error
+    finally:
+        wanted.put(False)
+        if thread.is_alive():
+            thread.join()
+
+
+@dataclass(frozen=True)
+class _Made(Generic[ItemT]):
+    """An item, or the end: by an error, if there is one."""
+
+    is_item: bool
+    item: ItemT | None = None
+    error: BaseException | None = None
+
+
+def _make(items: Generator[ItemT, None, None], wanted: "SimpleQueue[bool]", made: "SimpleQueue[_Made[ItemT]]") -> None:
+    end = _Made[ItemT](False)
+    try:
+        while wanted.get():
+            try:
+                made.put(_Made(True, next(items)))
+            except StopIteration:
+                return
+    except BaseException as error:
+        end = _Made(False, error=error)
     finally:
         items.close()
+        made.put(end)
 
 
 class _Interrupted(BaseException):

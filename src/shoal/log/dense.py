@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +162,19 @@ def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
         )
 
 
+@dataclass
+class Done:
+    """Whether a body is done: what fails afterwards, as an interrupt may, takes nothing back."""
+
+    is_done: bool = False
+
+
 @contextmanager
-def restored_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> Iterator[None]:
-    """Load state dicts into a model and its optimizers, as they were. Where these do not take them, or the body fails,
-    all is as it was before."""
+def restored_dense(
+    where: str, states: Mapping[str, Any], dense: Any, optimizer: Any, done: Done | None = None
+) -> Iterator[None]:
+    """Load state dicts into a model and its optimizers, as they were. Where these do not take them, or the body fails
+    before it is done, all is as it was before."""
     check_dense(where, states, dense, optimizer)
     before = _copied(_states(where, dense, optimizer))
     try:
@@ -179,6 +189,8 @@ def restored_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer:
             ) from error
         yield
     except BaseException as error:
+        if done is not None and done.is_done:
+            raise
         try:
             _load(before, dense, optimizer)
         except Exception as again:

@@ -46,13 +46,10 @@ def _hold(ctx: Any, lease: Tensor) -> None:
         ctx.lease = lease
 
 
-def _released(ctx: Any, lease: Tensor) -> Tensor | None:
-    """What `_hold` kept, to be kept until the update is done. Not that of a forward which checkpointing ran again."""
-    if torch.compiler.is_compiling():
-        return None
-    held: Tensor | None = ctx.lease
-    ctx.lease = None
-    return held if held is not None and int(held) == int(lease) else None
+def _drop_other(ctx: Any, lease: Tensor) -> None:
+    """Let a forward go that checkpointing ran again: the backward is of the other."""
+    if not torch.compiler.is_compiling() and ctx.lease is not None and int(ctx.lease) != int(lease):
+        ctx.lease = None
 
 
 def _group_of(ctx: Any) -> Group | str:
@@ -63,9 +60,9 @@ def _group_of(ctx: Any) -> Group | str:
 
 
 def _let_go(ctx: Any) -> None:
-    """After its update a graph does not keep the tables any more: a loss may be kept for long."""
+    """After its update a graph does not keep the tables and its lease any more: a loss may be kept for long."""
     if not torch.compiler.is_compiling():
-        ctx.group = ctx.habits = None
+        ctx.group = ctx.habits = ctx.lease = None
 
 
 def _applied_already() -> BackwardError:
@@ -117,11 +114,10 @@ class PooledLookup(torch.autograd.Function):
         lease, values, offsets, weights = _saved(ctx)
         if ctx.habits is not None:
             ctx.habits.before_backward()
-        held = _released(ctx, lease)
+        _drop_other(ctx, lease)
         wanted = ctx.needs_input_grad[6]
         to_weights = ops.update(_group_of(ctx), ctx.token, lease, values, offsets, weights, [grad], wanted)
         _let_go(ctx)
-        del held
         return None, None, None, None, None, None, to_weights if wanted else None, None
 
 
@@ -173,8 +169,7 @@ class EachLookup(torch.autograd.Function):
         lease, values, offsets = _saved(ctx)
         if ctx.habits is not None:
             ctx.habits.before_backward()
-        held = _released(ctx, lease)
+        _drop_other(ctx, lease)
         ops.update(_group_of(ctx), ctx.token, lease, values, offsets, None, list(grads), False)
         _let_go(ctx)
-        del held
         return (None,) * 8

@@ -190,10 +190,6 @@ class DramStorage:
         """Say that rows were used at `clock`."""
         _native.stamp(self.rows, slots, clock)
 
-    def mark_erased(self, slots: Tensor) -> None:
-        """Flag rows whose key is gone, so that a gradient on its way to them is dropped."""
-        _native.mark_erased(self.rows, slots)
-
     @property
     def sparse(self) -> bool:
         """Whether moving rows to the front would free memory worth the work."""
@@ -203,10 +199,6 @@ class DramStorage:
     def compact_from(self) -> int:
         """Rows at this slot and beyond would fit into free slots before it."""
         return self.native.compact_from
-
-    def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Copy whole rows."""
-        self.native.move(from_slots, to_slots)
 
     def release_tail(self) -> None:
         """Give empty slabs at the end back to the system."""

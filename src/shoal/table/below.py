@@ -205,6 +205,11 @@ class Below:
         return answer
 
     @property
+    def failures(self) -> int:
+        """Calls of the storage that raised."""
+        return self._failures
+
+    @property
     def is_disk(self) -> bool:
         """Whether it may be read together with others."""
         return isinstance(self.storage, SsdStorage)

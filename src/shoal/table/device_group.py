@@ -91,7 +91,7 @@ class DeviceGroup(Group):
         held = self._rows.ledger.keys.tolist()
         more = {number: len(content.keys) - held[number] for number, content in contents.items()}
         more |= dict.fromkeys(self._rows.deep & more.keys(), 0)  # they keep to theirs
-        self._replace_each({number: contents[number] for number in sorted(contents, key=more.__getitem__)}, [])
+        self._replace_each({number: contents[number] for number in sorted(contents, key=more.__getitem__)})
 
     def _make_plan(self, names: tuple[str, ...]) -> DevicePlan:
         rows = self._rows
@@ -166,9 +166,9 @@ class DeviceGroup(Group):
     def _follow(self, alone: bool) -> None:
         self._streams.follow(alone)
 
-    def clear(self, numbers: Sequence[int]) -> None:
+    def _clear(self, numbers: Sequence[int]) -> None:
         try:
-            super().clear(numbers)
+            super()._clear(numbers)
         finally:
             for staging in tuple(self.staged.values()):  # they know rows that are no more
                 staging.release()
@@ -180,6 +180,7 @@ class DeviceGroup(Group):
     def _entered_to_update(self) -> None:
         # Slots that are freed may be taken again: not beside those that are given out.
         self._streams.follow(alone=True, update=not self._limbo)
+        self._decided.finish()
         self._collect_leases()
 
     def lookup(

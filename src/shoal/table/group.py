@@ -22,9 +22,11 @@ from shoal.records import Rows
 from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
+from shoal.table.decided import Decided
 from shoal.table.job import this_rank
 from shoal.table.lease import Leases
 from shoal.table.readers import Readers
+from shoal.table.refused import is_refused_memory
 
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,21 +48,13 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-def is_refused_memory(error: BaseException | None) -> bool:
-    """Whether memory was refused, by whomever."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    # torch has no class for it on CPU.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
 class Around:
     """What is done around a group's lock: its device is the current one, and memory that was refused meanwhile is an
     OutOfMemoryError that says where."""
 
     __slots__ = ("_before", "_entered", "_group")
 
-    def __init__(self, group: "Group", entered: Callable[[], None]) -> None:
+    def __init__(self, group: "Group", entered: Callable[[], bool | None]) -> None:
         self._group = group
         self._entered = entered
         self._before: int | None = None
@@ -77,9 +71,14 @@ class Around:
                 self._before = before
                 torch.cuda.set_device(self._group.device)
 
-    def entered(self) -> None:
-        """Once it is held."""
-        self._entered()
+    def entered(self) -> bool | None:
+        """Once it is held. False: it is let go for `settle`, and entered again."""
+        return self._entered()
+
+    def settle(self) -> None:
+        """Do what interrupted calls left, for those who may not change anything."""
+        with self._group.writing():
+            pass
 
     def leave(self, error: BaseException | None) -> None:
         """Once it is not held any more, or could not be."""
@@ -271,6 +270,7 @@ class Group(ABC):
         self._plans: dict[tuple[str, ...], Any] = {}
         self._newest_plan: tuple[list[str], Any] | None = None
         self._limbo: set[int] = set()  # tables with erased rows whose slots wait for leases to end
+        self._decided = Decided(self.tables)
         # A thread waits in each for a table's storage; none is made before it is needed.
         self.readers = Readers(_READERS)
         self._process, self._forks = os.getpid(), _forks
@@ -324,18 +324,27 @@ class Group(ABC):
         """Alone."""
         return self._held_alone(self._entered_alone)
 
-    def _held_alone(self, entered: Callable[[], None]) -> _native.Held:
+    def _held_alone(self, entered: Callable[[], bool | None]) -> _native.Held:
         return _native.Held(self._alone, Around(self, entered))
 
-    def _entered_shared(self) -> None:
+    def _entered_shared(self) -> bool | None:
+        if self._decided.is_unfinished:
+            return False
         self._follow(alone=False)
+        return None
 
     def _entered_alone(self) -> None:
         self._follow(alone=True)
+        self._decided.finish()
         self._collect_leases()
 
     def _follow(self, alone: bool) -> None:  # noqa: B027 (only devices have streams)
         """Be behind what others launched on a device, once the lock is held."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an interrupt left something that the next call has to do. Call while writing."""
+        return self._decided.is_unfinished
 
     # ---- leases
 
@@ -361,13 +370,20 @@ class Group(ABC):
 
     def erase(self, number: int, keys: Tensor) -> int:
         """Remove rows of a table; returns how many there were. Call while writing."""
-        table, newest = self.tables[number], self.newest_lease
-        erased = table.erase(keys, newest)
-        if table.has_limbo:
-            self._limbo.add(number)
-        if newest is None:
-            table.compact(erased)
-        return erased
+        erased: list[int] = []
+        self._decided.do(self._erase, number, erased, keys)
+        if self.newest_lease is None:
+            self.tables[number].compact(erased[0])
+        return erased[0]
+
+    def _erase(self, number: int, erased: list[int], keys: Tensor) -> None:
+        newest = self.newest_lease
+        self._limbo.add(number)  # where nothing waits, the next call finds that
+        erased.append(self.tables[number].erase(keys, newest))
+
+    def assign(self, number: int, keys: Tensor, weights: Tensor) -> None:
+        """Set the weights of keys of a table. Call while writing."""
+        self._decided.do(self.tables[number].assign, keys, weights)
 
     @abstractmethod
     def _touch(self, batch: Any) -> None:
@@ -380,6 +396,9 @@ class Group(ABC):
 
     def clear(self, numbers: Sequence[int]) -> None:
         """Forget all rows of some tables, and every forward that waits for its backward. Call while writing."""
+        self._decided.do(self._clear, numbers)
+
+    def _clear(self, numbers: Sequence[int]) -> None:
         self._leases.clear()
         try:
             for number in numbers:
@@ -387,30 +406,44 @@ class Group(ABC):
         finally:
             self._forget_plans()
 
-    def _replace_each(self, contents: Mapping[int, TableContent], loaded: Sequence[int]) -> None:
+    def _replace_each(
+        self, contents: Mapping[int, TableContent], first: Callable[[list[int]], None] | None = None
+    ) -> None:
         """Replace the rows of tables that have no room for two sets of them, one table after the other: those that are
-        not reached stay as they are. `loaded`: those that were replaced already."""
-        done = list(loaded)
-        for number, content in contents.items():
-            name = self.tables[number].config.name
-            is_empty = False
-            try:
+        not reached stay as they are. `first` replaces others before them, all or none, and says which."""
+        done: list[int] = []
+        at: int | None = None  # the one that is being replaced
+        is_empty = False
+        try:
+            if first is not None:
+                self._decided.do(first, done)
+            for number, content in contents.items():
+                is_empty = False
+                at = number
                 self.clear([number])
                 is_empty = True
                 self.tables[number].fill(content)
-            except BaseException as error:
-                if is_empty:
-                    is_empty = self._is_cleared(number)
+                done.append(number)
+                at = None
+        except BaseException as error:
+            if self._decided.is_unfinished:  # an interrupt came
+                self._decided.finish()
+                is_empty = at is not None
+            names = {number: repr(self.tables[number].config.name) for number in (*done, *contents)}
+            what = ""
+            if at is not None and at not in done:
+                is_empty = (is_empty or not isinstance(error, Exception)) and self._is_cleared(at)
                 what = "is empty now" if is_empty else "could not be emptied, and may have lost rows"
-                rest = [other for other in contents if other not in done and other != number]
-                told = [
-                    f" {', '.join(repr(self.tables[one].config.name) for one in some)} {verb}."
-                    for some, verb in ((done, "did load"), (rest, "stayed as before"))
-                    if some
-                ]
-                error.add_note(f"[table {name!r}] it was being loaded, and {what}. Load it again.{''.join(told)}")
-                raise
-            done.append(number)
+                what = f"[table {names[at]}] it was being loaded, and {what}. Load it again."
+            rest = [other for other in contents if other not in done and other != at]
+            told = [
+                f"{', '.join(names[one] for one in some)} {verb}."
+                for some, verb in ((done, "did load"), (rest, "stayed as before"))
+                if some and (what or (done and rest))
+            ]
+            if what or told:
+                error.add_note(" ".join([what, *told] if what else [f"[{self.name}]", *told]))
+            raise
 
     def _is_cleared(self, number: int) -> bool:
         """Forget what was loaded so far; says whether that worked, for whoever has another error to tell."""

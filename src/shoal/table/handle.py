@@ -83,7 +83,7 @@ class TableHandle:
         wanted = self._keys("assign", keys)
         weights = self._rows("assign", rows, len(wanted))
         with self._group.writing():
-            self._table.assign(wanted, weights)
+            self._group.assign(self._number, wanted, weights)
 
     def erase(self, keys: Tensor | Sequence[int]) -> int:
         """Remove the rows of keys; returns how many there were."""

@@ -27,13 +27,11 @@ class HostTable(HostMemory):
     """Rows of one table in host memory, and below it. Its group's lock covers every method."""
 
     def __init__(self, config: Table, seed: int, folder: str = "") -> None:
-        # What every batch counts is counted where it is cheap: keys in the core, backwards under the group's lock.
+        # What every batch counts is counted in the core, where it is cheap, and changes with the rows.
         self.tally = _native.Tally()
-        self.backwards = 0
         self.fetched = 0  # positions of batches whose keys were below memory
         self._promotions = 0
         self._was_miscounted = False  # before keys came that are being counted
-        self._is_being_filled = False  # then keys that come are not births
         name = _native.name_hash(config.name)
         stream = _native.birth_stream(seed, name)
         self.rounding_stream = _native.rounding_stream(seed, name)
@@ -44,7 +42,7 @@ class HostTable(HostMemory):
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         super()._hold(index, storage)
-        self._update = _native.UpdateTable(storage.rows, self.rounding_stream)
+        self._update = _native.UpdateTable(storage.rows, self.rounding_stream, self._backwards)
         self._update_settings: list[Any] | None = None
 
     @property
@@ -131,6 +129,7 @@ class HostTable(HostMemory):
 
     def _with_rows(self, keys: Tensor, write: Callable[[Tensor], None]) -> None:
         """Call `write` with the slots of distinct keys; those without a row are born, and gone again if it raises."""
+        self._written = None  # an interrupted call may have left it
         slots = self.index.find(keys)
         new = slots == NO_SLOT
         if not new.any():
@@ -141,19 +140,13 @@ class HostTable(HostMemory):
         absent = keys[new]
         below = None if self.below is None else self.below.read(absent)
         arrivals, _comes = self.arrivals(absent, len(absent), below)
-        before = self.pin
-
-        def pin(pins: _native.Pins, staged: bool, finding: bool) -> None:
-            before(pins, staged, finding)
-            pins.add(slots)
-
         try:
-            self.pin = pin
+            self._written = slots[~new]
             with Arriving([self], [arrivals]) as (new_slots,):
                 slots[new] = new_slots
                 write(slots)
         finally:
-            self.pin = before
+            self._written = None
 
     # ---- training, and what happened so far
 
@@ -177,7 +170,7 @@ class HostTable(HostMemory):
             )
             self._update_settings = settings
         self._update.track(self.listed)
-        self._update.begin(score, self.clock, self.step, grad_scale)
+        self._update.begin(score, self.clock, grad_scale)
         return self._update
 
     def stats(self) -> TableStats:
@@ -193,7 +186,9 @@ class HostTable(HostMemory):
             | {
                 "lookups": self.tally.lookups,
                 "hits": self.tally.hits + self.fetched,
-                "steps": self.backwards,
+                "steps": self._backwards.applied,
+                "dropped_gradients": self._backwards.dropped,
+                "skipped_rows": self._backwards.skipped,
             },
             tiers=self._tier_stats(),
         )

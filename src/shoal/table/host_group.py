@@ -19,12 +19,13 @@ from shoal.ops.update import all_finite, update, weight_gradients
 from shoal.table.arrivals import Arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
-from shoal.table.group import Group, is_refused_memory
+from shoal.table.group import Group
 from shoal.table.host import HostTable, filled
 from shoal.table.lease import Leases
 from shoal.table.parts import Part
 from shoal.table.plan import Plan
 from shoal.table.reading import Asked, read_below
+from shoal.table.refused import is_refused_memory
 from shoal.table.staging import HostStaging, address_of
 
 
@@ -40,7 +41,11 @@ class Batch:
     training: bool
     known: bool = False  # slots were found when it was staged
     scores: Sequence[float] = ()  # by table
-    applied: bool = False
+
+    @property
+    def applied(self) -> bool:
+        """Whether its backward is done. The core's: it changes with the rows."""
+        return self.bags.applied
 
 
 @dataclass(frozen=True)
@@ -89,19 +94,23 @@ class HostGroup(Group):
             for number, content in contents.items()
             if self.tables[number].below is None
         }
-        self.clear(list(made))
+        rest = {number: contents[number] for number in contents if number not in made}
+        self._replace_each(rest, partial(self._take_over, made))
+
+    def _take_over(self, made: Mapping[int, HostTable], done: list[int]) -> None:
+        self._clear(list(made))
         for number, table in made.items():
             self.tables[number].take_over(table)
         self._forget_plans()
-        self._replace_each({number: contents[number] for number in contents if number not in made}, list(made))
+        done[:] = made
 
     def _forget_plans(self) -> None:
         with self.indexes.alone():  # staging makes plans too
             super()._forget_plans()
 
-    def clear(self, numbers: Sequence[int]) -> None:
+    def _clear(self, numbers: Sequence[int]) -> None:
         try:
-            super().clear(numbers)
+            super()._clear(numbers)
         finally:
             # Behind it: who was staged meanwhile knows rows that are no more.
             for staging in list(self.staged.values()):
@@ -251,7 +260,7 @@ class HostGroup(Group):
         if keep:
             return self._leases.begin(batch)
         if trains:
-            self._touch(batch)
+            self._decided.do(self._touch, batch)
             self._compact(batch)
         return Leases.none()
 
@@ -391,7 +400,8 @@ class HostGroup(Group):
                 )
             if batch.training and batch.plan.trained:
                 self._apply(batch, rows, offsets)
-            batch.applied = True
+            else:
+                batch.bags.applied = True
             self._compact(batch)
             return result
 
@@ -429,7 +439,7 @@ class HostGroup(Group):
         if self._is_skipped(batch, grads, offsets):
             for table in trained:
                 table.counters.add("skipped_backwards")
-            self._touch(batch)
+            self._decided.do(self._leave_out, batch)
             return
         left_out = update(
             [
@@ -440,23 +450,21 @@ class HostGroup(Group):
             grads if len(grads) == 1 else [grads[at] for at in plan.training_parts],
             batch.bags,
         )
-        for table in trained:
-            table.step += 1
-            table.backwards += 1
-        for counts in left_out:
-            trained[counts.table].counters.add("dropped_gradients", counts.dropped)
-            trained[counts.table].counters.add("skipped_rows", counts.overflowed)
-        overflowed = [(trained[counts.table], counts.overflowed) for counts in left_out if counts.overflowed]
+        overflowed = [(trained[counts.table], counts.overflowed) for counts in left_out]
         if overflowed and self.loss_scale is not None:
             self.loss_scale.found_nonfinite()
         elif any(table.raises for table, _ in overflowed):
-            batch.applied = True
             rows = ", ".join(f"{count} of {table.config.name!r}" for table, count in overflowed)
             raise NonFiniteError(
                 f"[{self.name}] gradients are finite, but for some rows their sum is too large (its norm above 1e15): "
                 f"{rows}. These rows were left as they were, the others updated. Scale the loss down, or clip; where "
                 f"a GradScaler scales it, set bags.scaler = scaler."
             )
+
+    def _leave_out(self, batch: Batch) -> None:
+        """A backward that changes no row: its keys were used all the same."""
+        self._touch(batch)
+        batch.bags.applied = True
 
     def _is_skipped(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor) -> bool:
         """Whether NaN or infinity is on its way to the rows, and settings say to skip; raises where they do not."""

@@ -68,7 +68,7 @@ class HostMemory:
     def __init__(self, config: Table, folder: str = "") -> None:
         self.config = config
         self.counters = Counters()
-        self.step = 0
+        self._backwards = _native.Backwards()
         dram = config.tier(Dram)
         _require_a_row(config, None if dram is None else dram.bytes)
         self.below = Below(config, folder) if config.tiers and config.tiers[-1] is not dram else None
@@ -89,6 +89,15 @@ class HostMemory:
         # counts them.
         self._is_miscounted = False
         self._counting = threading.Lock()  # of those who read beside each other
+
+    @property
+    def step(self) -> int:
+        """How many backwards were applied, as it was loaded or counted."""
+        return self._backwards.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._backwards.step = step
 
     def clear(self) -> None:
         """Forget every row."""
@@ -116,9 +125,11 @@ class HostMemory:
         self.changes.lose()
         self._victims = _native.Victims()
         self._leaving: list[Leaving] = []
+        self._written: Tensor | None = None  # slots that a call is about to write while others come
+        self._is_being_filled = False  # then keys that come are not births
         self._compacting_from = 0
         self._may_compact = False
-        self._limbo: list[tuple[int, Tensor]] = []
+        self._limbo = _native.Limbo()
 
     @property
     def bytes(self) -> int:
@@ -315,6 +326,8 @@ class HostMemory:
         indexes are held then."""
         pins = _native.Pins(self.storage.rows)
         self.pin(pins, staged, finding)
+        if self._written is not None:
+            pins.add(self._written)
         for leaving in self._leaving:
             pins.add(leaving.slots)
         return pins
@@ -377,19 +390,14 @@ class HostMemory:
                 raise
         here, was_miscounted = len(self.index), self._is_miscounted
         self._is_miscounted = True  # should an interrupt come
+        self._may_compact = True
         with self.indexes.alone():
+            self.epoch += 1  # before they go: an interrupt may come between
             if newest_lease is None:
                 _native.leave(self.index.native, self.storage.native, keys)
             else:
-                slots = self.index.erase(keys)
-                if len(slots):
-                    self.storage.mark_erased(slots)
-                    self._limbo.append((newest_lease, slots))
-        here -= len(self.index)
-        erased = here if erased is None else erased
-        if here:
-            self.epoch += 1
-            self._may_compact = True
+                self._limbo.erase(self.index.native, self.storage.native, keys, newest_lease)
+        erased = here - len(self.index) if erased is None else erased
         self._rows -= erased
         self._is_miscounted = was_miscounted
         if erased:
@@ -399,12 +407,11 @@ class HostMemory:
     @property
     def has_limbo(self) -> bool:
         """Whether slots of erased rows wait for leases to end."""
-        return bool(self._limbo)
+        return self._limbo.any
 
     def leases_ended(self, oldest_lease: int | None) -> None:
         """Free the slots of erased rows that no live lease can hold; leases are numbered as they begin."""
-        while self._limbo and (oldest_lease is None or self._limbo[0][0] < oldest_lease):
-            self.storage.give(self._limbo.pop(0)[1])
+        self._limbo.free(self.storage.native, oldest_lease)
 
     def compact(self, work: int) -> None:
         """Move rows out of nearly empty slabs and give these back, looking at about `work` rows' worth of the index.
@@ -421,19 +428,16 @@ class HostMemory:
             index_done = self.index.shrink(budget)
         if not self.storage.sparse:
             self._compacting_from = 0
-            self._may_compact = not index_done or bool(self._limbo)
+            self._may_compact = not index_done or self._limbo.any
             return
         end = min(self._compacting_from + budget, self.index.extent)
         entries = self.index.entries(self._compacting_from, end, self.storage.compact_from)
         if len(entries.keys):
             if self._is_tracking:  # they were listed by slot
                 self.changes.add(entries.keys[self.storage.is_changed(entries.slots)])
-            slots = self.storage.take(len(entries.keys))
-            self.storage.move(entries.slots, slots)
             with self.indexes.alone():
-                self.index.reassign(entries.keys, slots)
                 self.epoch += 1
-            self.storage.give(entries.slots)
+                _native.relocate(self.index.native, self.storage.native, entries.keys, entries.slots)
         self._compacting_from = 0 if end >= self.index.extent else end
         self.storage.release_tail()
 

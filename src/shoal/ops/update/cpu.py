@@ -29,13 +29,9 @@ class Step:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What an update did not do in one of its tables.
-
-    dropped: gradients of erased rows. overflowed: rows left alone, as the sum of their gradients did.
-    """
+    """Rows that an update left alone in one of its tables, as the sum of their gradients overflowed."""
 
     table: int
-    dropped: int
     overflowed: int
 
 
@@ -51,7 +47,9 @@ def update(
     grads: Sequence[Tensor],
     bags: _native.Bags,
 ) -> list[LeftOut]:
-    """Reduce the gradients of every row and apply its table's optimizer; what was left out, of tables where any was."""
+    """Reduce the gradients of every row and apply its table's optimizer; what was left out, of tables where any was.
+
+    Rows, the tables' steps and that the batch's backward is applied change in one call of the core."""
     left_out = _native.update(tables, features, _addresses(grads), bags, get_num_threads())
     return [LeftOut(*counts) for counts in left_out]
 

@@ -1,0 +1,76 @@
+"""What must not stay half done, where an interrupt may come between any two instructions."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shoal.errors import ShoalError
+from shoal.table.below import Below
+from shoal.table.refused import is_refused_memory
+
+
+class _Table(Protocol):
+    @property
+    def lowest(self) -> Below | None: ...
+
+
+class Decided:
+    """Changes of a group's tables that happen from the moment on in which they begin: what an interrupt leaves of one,
+    the next call that has the tables alone does again from its beginning, and no other sees the tables before. The
+    group's lock covers it.
+
+    An error of the change itself ends it, as it does without interrupts.
+    """
+
+    def __init__(self, tables: Sequence[_Table]) -> None:
+        self._tables = tables
+        self._work: partial[None] | None = None
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether an interrupt left something to do."""
+        return self._work is not None
+
+    def do(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Make a change. REQUIRES: to make it twice is to make it once, also if the first time ended anywhere."""
+        if self._work is not None:  # as a part of another
+            change(*arguments)
+            return
+        failures = self._failures()
+        try:
+            self._work = partial(change, *arguments)
+            change(*arguments)
+        except BaseException as error:
+            # Until then the caller may change its tensors.
+            self._work = None if self._is_own(error, failures) else partial(change, *map(_copied, arguments))
+            raise
+        self._work = None
+
+    def finish(self) -> None:
+        """Do what an interrupt left. Call while the tables are held alone."""
+        if self._work is None:
+            return
+        failures = self._failures()
+        try:
+            self._work()
+        except BaseException as error:
+            if self._is_own(error, failures):
+                self._work = None
+                error.add_note("It ended what a call that was interrupted had left to do.")
+            raise
+        self._work = None
+
+    def _failures(self) -> int:
+        return sum(table.lowest.failures for table in self._tables if table.lowest is not None)
+
+    def _is_own(self, error: BaseException, failures: int) -> bool:
+        """Whether the change failed. What handlers of signals raise, which may be anything, is an interrupt too."""
+        return isinstance(error, Exception) and (
+            isinstance(error, ShoalError) or is_refused_memory(error) or self._failures() > failures
+        )
+
+
+def _copied(argument: Any) -> Any:
+    return argument.clone() if isinstance(argument, Tensor) else argument
