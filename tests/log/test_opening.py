@@ -80,7 +80,7 @@ def test_a_writer_that_opens_leaves_the_manifest_of_who_compacts_alone(tmp_path)
     with shoal.ChangeLog(tmp_path / "log") as log:
         log.commit(bags)
     files = Files(str(tmp_path / "log"))
-    temporary = files.manifest.with_name("MANIFEST.json.tmp")
+    temporary = tmp_path / "log" / "MANIFEST.json.tmp"
     opened = threading.Event()
 
     def open_it():

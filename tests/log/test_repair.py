@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ class Logged:
                 if version in compact_at:
                     log.compact()
             for one in LogReader(Files(str(path))).commits(log._manifest.segments[0] - 1):
-                self.places[one.version] = (log._files.segment(one.whole.segment), one.whole)
+                self.places[one.version] = (Path(log._files.segment(one.whole.segment)), one.whole)
 
     def flip(self, where, version=BROKEN):
         """Damage a version: its first frame's header, a payload, or its commit frame."""

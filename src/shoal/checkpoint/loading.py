@@ -17,7 +17,7 @@ from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import Done, restored_dense
-from shoal.log.files import Files, require_folder
+from shoal.log.files import FilePath, Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
@@ -67,7 +67,7 @@ def load(
     here = Rank(rank, ranks)
 
     def attempt() -> Commit:
-        versions = [_version(part, version) for part in parts_of(Path(path))]
+        versions = [_version(part, version) for part in parts_of(path)]
         require_one_save(where, versions)
         plans = [_Plan(where, one, wanted, state, cast, here) for one in versions]
         commit = versions[0].commit
@@ -99,7 +99,7 @@ def load(
             done.is_done = True
         return commit
 
-    return while_it_changes(Path(path), attempt)
+    return while_it_changes(path, attempt)
 
 
 def require_one_save(where: str, versions: Sequence[Version]) -> None:
@@ -126,8 +126,8 @@ def _names(where: str, held: LoggedTables, tables: Sequence[str] | None) -> list
     return names
 
 
-def _version(part: Path, version: int | None) -> Version:
-    found = LogReader(Files(str(part))).at(version)
+def _version(part: FilePath, version: int | None) -> Version:
+    found = LogReader(Files(part)).at(version)
     if found is None:
         raise CheckpointError(f"[log {part}] nothing was committed to it yet. Was a save interrupted?")
     return found

@@ -2,11 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError
-from shoal.log.files import names_in
+from shoal.log.files import AnyPath, FilePath, as_path, names_in, size_of
 
 _FOLDER = re.compile(r"rank-(\d{5})-of-(\d{5})")
 
@@ -26,19 +25,24 @@ class Rank:
         """The first bucket that it has, and the first that it has not."""
         return buckets * self.rank // self.ranks, buckets * (self.rank + 1) // self.ranks
 
-    def folder(self, path: Path) -> Path:
+    def folder(self, path: AnyPath) -> FilePath:
         """Where its part of a checkpoint is."""
-        return path if self.ranks == 1 else path / f"rank-{self.rank:05}-of-{self.ranks:05}"
+        root = as_path(path)
+        return root if self.ranks == 1 else root / f"rank-{self.rank:05}-of-{self.ranks:05}"
 
 
-def _rank_folders(path: Path) -> dict[str, re.Match[str]]:
-    return {name: match for name in names_in(path) if (match := _FOLDER.fullmatch(name))}
+def _rank_folders(path: AnyPath) -> dict[str, re.Match[str]]:
+    return {name: match for name in names_in(as_path(path)) if (match := _FOLDER.fullmatch(name))}
 
 
-def require_kind(path: Path, rank: Rank) -> None:
+def _has_log(path: FilePath) -> bool:
+    return size_of(path / "MANIFEST.json") is not None
+
+
+def require_kind(path: AnyPath, rank: Rank) -> None:
     """Raise CheckpointError where a folder has a checkpoint of another number of ranks: both would be there."""
     others = [name for name, match in _rank_folders(path).items() if int(match[2]) != rank.ranks]
-    if rank.ranks > 1 and (path / "MANIFEST.json").exists():
+    if rank.ranks > 1 and _has_log(as_path(path)):
         others.append("MANIFEST.json")
     if others:
         raise CheckpointError(
@@ -47,7 +51,7 @@ def require_kind(path: Path, rank: Rank) -> None:
         )
 
 
-def require_no_ranks(where: str, path: Path) -> None:
+def require_no_ranks(where: str, path: AnyPath) -> None:
     """Raise CheckpointError where a folder has parts that several ranks saved: none of them is the log."""
     if found := _rank_folders(path):
         raise CheckpointError(
@@ -56,22 +60,22 @@ def require_no_ranks(where: str, path: Path) -> None:
         )
 
 
-def parts_of(path: Path) -> list[Path]:
+def parts_of(path: AnyPath) -> list[FilePath]:
     """The parts of a checkpoint, whoever saved it: one, or one for each rank that did."""
     found = _rank_folders(path)
-    if (path / "MANIFEST.json").exists():
+    if _has_log(as_path(path)):
         if found:
             raise CheckpointError(
                 f"[checkpoint {path}] holds a checkpoint of one process and parts of several ({min(found)}). Move "
                 f"those away that are not wanted."
             )
-        return [path]
+        return [as_path(path)]
     if not found:
         raise CheckpointError(f"[checkpoint {path}] wanted a checkpoint or a log; there is none. Is the path right?")
     counts = {int(match[2]) for match in found.values()}
     ranks = max(counts)
     wanted = [Rank(rank, ranks).folder(path) for rank in range(ranks)]
-    missing = [part.name for part in wanted if not (part / "MANIFEST.json").exists()]
+    missing = [part.name for part in wanted if not _has_log(part)]
     if len(counts) > 1 or missing:
         what = f"parts of {sorted(counts)} ranks" if len(counts) > 1 else f"no {', '.join(missing[:3])}"
         raise CheckpointError(

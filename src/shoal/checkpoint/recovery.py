@@ -41,15 +41,15 @@ def recover(
     if version is not None:
         integer("recover", "version", version, low=1)
     where = f"recover {path}"
-    return while_it_changes(Path(path), lambda: _recover(where, path, bags, dense, optimizer, version, progress))
+    return while_it_changes(path, lambda: _recover(where, path, bags, dense, optimizer, version, progress))
 
 
 def _recover(
     where: str, path: str | Path, bags: Any, dense: Any, optimizer: Any, wanted: int | None, progress: bool | None
 ) -> Commit | None:
-    files = Files(str(path))
+    files = Files(path)
     if is_new(files):
-        require_no_ranks(where, Path(path))
+        require_no_ranks(where, path)
         if wanted is not None:
             raise CheckpointError(f"[{where}] version {wanted} was asked for; there is no log. Is the path right?")
         return None

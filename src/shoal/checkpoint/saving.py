@@ -10,7 +10,7 @@ from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, require_kind
 from shoal.errors import ShoalError
 from shoal.log import ChangeLog, Commit
-from shoal.log.files import Files
+from shoal.log.files import FilePath, Files
 from shoal.log.reader import LogReader
 from shoal.log.tables import LoggedTables
 
@@ -27,6 +27,7 @@ def save(
     rank: int = 0,
     ranks: int = 1,
     progress: bool | None = None,
+    trust: bool = False,
 ) -> int:
     """Write all rows of tables, what they remember, dense weights and optimizers to a folder; returns the version.
 
@@ -38,16 +39,17 @@ def save(
     step, event_time, metadata: of the user's own; `load` and `recover` give them back.
     rank, ranks: each of several processes saves its part, in which no other's keys are, with one `step`.
     progress: whether to show a bar; None is where standard error is a terminal.
+    trust: as `ChangeLog` takes it: whether files of another user may be there.
 
     Each rank's part is replaced by itself: should a rank die before its own is, the parts are of two saves, and none is
     loaded until all have saved another step. Save to another folder to have the last one until then.
     """
     require_path("save", path)
     here = Rank(rank, ranks)
-    require_kind(Path(path), here)
+    require_kind(path, here)
     rows = sum(len(table.table) for table in LoggedTables(f"save {path}", bags).values())
-    version = None if ranks == 1 else _version_together(Path(path), here, step)
-    with ChangeLog(str(here.folder(Path(path)))) as log, progress_bar("saving", rows, progress) as bar:
+    version = None if ranks == 1 else _version_together(path, here, step)
+    with ChangeLog(here.folder(path), trust=trust) as log, progress_bar("saving", rows, progress) as bar:
         return log.rewrite(
             bags,
             step=step,
@@ -60,7 +62,7 @@ def save(
         )
 
 
-def _version_together(path: Path, here: Rank, step: int | None) -> int:
+def _version_together(path: str | Path, here: Rank, step: int | None) -> int:
     """The version that a rank's part gets: the same for all ranks that save a step, whoever is first. Parts that were
     left at different versions, because some ranks died, come together again with the next step."""
     versions = {}
@@ -75,10 +77,10 @@ def _version_together(path: Path, here: Rank, step: int | None) -> int:
     return saving if saving > own else max(versions.values()) + 1
 
 
-def _newest(part: Path) -> tuple[Commit | None, int]:
+def _newest(part: FilePath) -> tuple[Commit | None, int]:
     """The newest commit of a part, and the highest number that it cannot use again: a repair may have skipped some."""
     with suppress(ShoalError):  # not there, being made, or damaged
-        reader = LogReader(Files(str(part)))
+        reader = LogReader(Files(part))
         if (commit := reader.newest()) is not None:
             return commit, reader.manifest.after(commit.version) - 1
     return None, 0

@@ -1,7 +1,6 @@
 """What the commands print, for people and as JSON."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from shoal.config import format_size
 from shoal.log.commit import Commit, shown_time
+from shoal.log.files import FilePath
 from shoal.log.scores import Bar
 from shoal.log.summary import Summary, TableSummary
 from shoal.log.verify import Report
@@ -77,7 +77,7 @@ def report_json(report: Report) -> dict[str, Any]:
     }
 
 
-def print_report(console: Console, path: Path, report: Report) -> None:
+def print_report(console: Console, path: FilePath, report: Report) -> None:
     """What `verify` found."""
     counted = (
         f"{report.snapshots} snapshots, {report.commits} commits, {report.rows:,} rows, {report.dense} dense files"
@@ -96,7 +96,7 @@ def _print_unfinished(console: Console, size: int) -> None:
         console.print(Text(text), soft_wrap=True)
 
 
-def print_summary(console: Console, path: Path, summary: Summary) -> None:
+def print_summary(console: Console, path: FilePath, summary: Summary) -> None:
     """A log, as tables on a screen."""
     versions = "nothing was committed yet"
     if summary.newest is not None:

@@ -31,8 +31,8 @@ class Outgoing:
     def __init__(self, path: str | Path, table: str, version: int | None) -> None:
         self.where = f"export {path}"
         self._table = table
-        require_folder(f"checkpoint {path}", Path(path))
-        self._readers = [LogReader(Files(str(part))) for part in parts_of(Path(path))]
+        require_folder(f"checkpoint {path}", path)
+        self._readers = [LogReader(Files(part)) for part in parts_of(path)]
         self._versions = [self._version(reader, version) for reader in self._readers]
         require_one_save(self.where, self._versions)
         layouts = [one.layouts[table] for one in self._versions]

@@ -28,6 +28,7 @@ from shoal.interop.incoming import Shape, log_rows, put_rows
 from shoal.interop.outgoing import SINCE, Outgoing, checked_score, regrouped, rows_each
 from shoal.interop.parquet_pages import require_honest_pages
 from shoal.log.changing import while_it_changes
+from shoal.log.files import FilePath
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import excerpt
 from shoal.table import TableHandle
@@ -62,7 +63,7 @@ def export_parquet(
     since: the changes after that version in place of the rows: the last one of each key, with a column `op`.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
-    return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, since, progress))
+    return while_it_changes(path, lambda: _export(path, to, table, version, min_score, since, progress))
 
 
 def _export(
@@ -117,15 +118,18 @@ def parquet_to_log(
     buckets: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
+    trust: bool = False,
 ) -> int:
     """Commit the rows of a Parquet file to a log as a table, which `shoal.load` reads; returns the version.
 
     The log is made if it is not there; if it has the table already, its rows are replaced. What is not given is as the
     file says, if it was exported by Shoal; else dtype is float32, buckets 4096 and seed 0. State columns are kept under
-    their names, whichever optimizer they are of. No table is made: the rows pass by.
+    their names, whichever optimizer they are of. No table is made: the rows pass by. trust: as `ChangeLog` takes it.
     """
     with _ParquetRows(Path(path)) as file:
-        return log_rows(file, to, table, dim=dim, dtype=dtype, buckets=buckets, seed=seed, progress=progress)
+        return log_rows(
+            file, to, table, dim=dim, dtype=dtype, buckets=buckets, seed=seed, progress=progress, trust=trust
+        )
 
 
 # ---- writing
@@ -150,7 +154,7 @@ def _list_of(width: int) -> pa.DataType:
 class _Writer:
     """Writes batches to a file, a row group each."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: FilePath, schema: pa.Schema) -> None:
         self._sink = Sink(path)
         self._schema = schema
         self._writer: Any = None

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -35,6 +34,7 @@ from shoal.log.rollback import rolled_back
 from shoal.log.segment import SegmentWriter, digest_of, header_of
 from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
 from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.log.trust import require_own_files
 from shoal.log.verify import Report, verify
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import excerpt
@@ -60,11 +60,13 @@ class ChangeLog:
         and `newest`, each of which sees what is there when it is called. It takes no lock and changes no file.
     repair: True sets what is damaged aside, to go on from the highest version that is whole; `repairs` says what was
         done. It reads all rows of the log.
+    trust: True writes to a log though another user owns its folder, or something in it: that user may decide what is
+        written and removed there. Reading needs no trust. Links in a log are refused anyway.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         fsync: Fsync = "each",
         interval: float = 1.0,
@@ -72,8 +74,9 @@ class ChangeLog:
         retain: int = 2,
         mode: Literal["w", "r"] = "w",
         repair: bool = False,
+        trust: bool = False,
     ) -> None:
-        if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
+        if not isinstance(path, (str, os.PathLike)) or not str(path) or "\0" in str(path):
             raise ConfigError(f"[ChangeLog] path: wanted the path of a folder; got {path!r:.100}.")
         self._where = f"log {path}"
         self._fsync = choice("ChangeLog", "fsync", fsync, ("each", "interval", "never"))
@@ -86,6 +89,8 @@ class ChangeLog:
                 f"[ChangeLog] repair: wanted True or False, and False with mode='r', which changes no file; got "
                 f"{repair!r:.100}."
             )
+        if not isinstance(trust, bool):
+            raise ConfigError(f"[ChangeLog] trust: wanted True or False; got {trust!r:.100}.")
         self.repairs: tuple[Repair, ...] = ()
         self._is_closed = False
         self._lock: Any = None
@@ -93,7 +98,7 @@ class ChangeLog:
         self._newest: Commit | None = None
         self._mutex = threading.RLock()
         self._process = os.getpid()
-        self._files = Files(str(path))
+        self._files = Files(path)
         self._failed: BaseException | None = None
         self._head = Head()
         self._kept_now = False
@@ -107,12 +112,13 @@ class ChangeLog:
         if self._is_reading:
             LogReader(self._files)  # raises where there is no log
             return
+        require_own_files(self._files, self._where, trust)
         require_empty(self._files, self._where)
         if repair and is_new(self._files):
             raise CheckpointError(f"[{self._where}] repair: wanted a log; there is none. Is the path right?")
-        _native.make_directories(str(self._files.root))
+        _native.make_directories(self._files.root)
         try:
-            self._lock = _native.FileLock.take(str(self._files.lock), "log")
+            self._lock = _native.FileLock.take(self._files.lock, "log")
         except StorageError as error:
             if this_rank() is not None:
                 error.add_note(f"Is it another rank of this job? {ADVICE}")
@@ -659,6 +665,6 @@ class ChangeLog:
                 return self._commit(bags, replace(said, fields=then.commit.fields), dense, optimizer)
 
 
-def open_log(path: str) -> ChangeLog:
+def open_log(path: str | os.PathLike[str]) -> ChangeLog:
     """A log to read, while another process writes it or none does: `ChangeLog(path, mode="r")`."""
     return ChangeLog(path, mode="r")

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from shoal import _native
 from shoal.errors import CheckpointError, InputError, ShoalError, StorageError
 from shoal.log.commit import DenseFile
-from shoal.log.files import Files, remove_file, size_of
+from shoal.log.files import FilePath, Files, remove_file, size_of
 from shoal.records import nested, tensors
 from shoal.records.excerpt import sentence
 from shoal.table import without_rows
@@ -68,7 +67,7 @@ def write_dense(
     header, pieces = tensors.encode(_on_host(found), {_SKELETON: json.dumps(skeleton)})
     path = files.dense_of(version)
     remove_file(path)  # of a writer that died
-    file = _native.FileWriter.create(str(path))
+    file = _native.FileWriter.create(path)
     try:
         crc = file.append_checked(header, 0)
         for piece in pieces:
@@ -78,7 +77,7 @@ def write_dense(
     except BaseException:
         file.abandon()
         raise
-    _native.sync_directory(str(files.dense))
+    _native.sync_directory(files.dense)
     return DenseFile(version, size, crc, frozenset(states))
 
 
@@ -86,7 +85,7 @@ def _on_host(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu") for name, tensor in found.items()}
 
 
-def read_dense(path: Path, wanted: DenseFile, held: Any = None) -> dict[str, Any]:
+def read_dense(path: FilePath, wanted: DenseFile, held: Any = None) -> dict[str, Any]:
     """The state dicts of a file, checked. held: the file, where it is open already."""
     size = size_of(path) if held is None else held.size()
     if size != wanted.bytes:
@@ -96,7 +95,7 @@ def read_dense(path: Path, wanted: DenseFile, held: Any = None) -> dict[str, Any
     if held is not None:
         held.read(0, data)
     else:
-        with _native.File.open_to_read(str(path)) as file:
+        with _native.File.open_to_read(path) as file:
             file.read(0, data)
     if _native.crc32c(data) != wanted.crc32c:
         raise StorageError(

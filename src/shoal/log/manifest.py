@@ -11,7 +11,7 @@ from shoal import _native
 from shoal.errors import CheckpointError, StorageError
 from shoal.log.commit import WRITER_DIGITS
 from shoal.log.fields import Fields, whole
-from shoal.log.files import Files, read_sealed_json, sealed_json, write_file
+from shoal.log.files import MOST_MANIFEST_BYTES, Files, read_sealed_json, sealed_json, write_file
 from shoal.records import Layout
 
 FORMAT = "shoal log"
@@ -96,12 +96,19 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
         **({"skipped": [list(one) for one in manifest.skipped]} if manifest.skipped else {}),
         **({"epoch": manifest.epoch, "writer": manifest.writer} if manifest.epoch else {}),
     }
-    write_file(files.manifest, sealed_json(value))
+    data = sealed_json(value)
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise StorageError(
+            f"[file {files.manifest}] wanted at most {MOST_MANIFEST_BYTES} bytes; got {len(data)}, of "
+            f"{len(manifest.layouts)} tables and {len(manifest.segments)} segments. Nothing was written. Compact the "
+            f"log, open it with a larger segment=, or commit some tables to another one."
+        )
+    write_file(files.manifest, data)
 
 
 def read_manifest(files: Files) -> Manifest:
     """The manifest as it is now. Raises StorageError where it is damaged or of a newer format."""
-    value = Fields(f"file {files.manifest}", read_sealed_json(files.manifest))
+    value = Fields(f"file {files.manifest}", read_sealed_json(files.manifest, limit=MOST_MANIFEST_BYTES))
     if value.text("format") != FORMAT:
         raise StorageError(f"[file {files.manifest}] wanted a {FORMAT}; got {value.text('format')!r:.100}.")
     if (version := value.integer("version", 1)) > FORMAT_VERSION:
@@ -163,7 +170,7 @@ def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
     with changing_manifest(files) as write:
         write(replace(read_manifest(files), ...))
     """
-    lock = _native.FileLock.take(str(files.manifest_lock), "manifest", wait=True)  # others have it for a moment
+    lock = _native.FileLock.take(files.manifest_lock, "manifest", wait=True)  # others have it for a moment
 
     def write(manifest: Manifest) -> None:
         if not lock.is_in_place:

@@ -342,7 +342,7 @@ class LogReader:
             return None
         dense = None
         if self._hold and commit.dense is not None and size_of(path := self.files.dense_of(commit.dense.version)):
-            dense = _native.File.open_to_read(str(path))
+            dense = _native.File.open_to_read(path)
         return Version(self.files, manifest, commit, snapshot, commits, dense, older)
 
     def require_not_skipped(self, version: int) -> None:

@@ -159,7 +159,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
                 skipped=skipped,
             )
         )
-    return Repair(kept.newest, damage, aside.folder if aside.bytes else None, aside.bytes)
+    return Repair(kept.newest, damage, Path(aside.folder) if aside.bytes else None, aside.bytes)
 
 
 def _keep_unfinished(files: Files, found: Survey, rest: Unfinished) -> Repair:
@@ -174,7 +174,7 @@ def _keep_unfinished(files: Files, found: Survey, rest: Unfinished) -> Repair:
         aside.abandon()
         raise
     newest = max([newest, *(one.version for one in found.manifest.snapshots)])
-    return Repair(newest, f"{rest} Its writer died.", aside.folder, aside.bytes)
+    return Repair(newest, f"{rest} Its writer died.", Path(aside.folder), aside.bytes)
 
 
 # ---- what is kept
@@ -319,20 +319,20 @@ def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_R
     remove_file(temporary)  # of a repair that died
     header = header_of(manifest.identity, first)
     try:
-        with _native.File.create_new(str(temporary)) as file:
+        with _native.File.create_new(temporary) as file:
             file.write(0, header)
             at = len(header)
             for segment, begin, end in ranges:
-                with _native.File.open_to_read(str(files.segment(segment))) as source:
+                with _native.File.open_to_read(files.segment(segment)) as source:
                     for offset in range(begin, end, _PIECE_BYTES):
                         data = bytearray(min(_PIECE_BYTES, end - offset))
                         source.read(offset, data)
                         file.write(at, data)
                         at += len(data)
             file.sync()
-        _native.rename_file(str(temporary), str(path))
+        _native.rename_file(temporary, path)
     except BaseException:
         with suppress(StorageError):
             remove_file(temporary)
         raise
-    _native.sync_directory(str(files.segments))
+    _native.sync_directory(files.segments)

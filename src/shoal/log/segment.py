@@ -6,12 +6,11 @@ What stands behind the last whole commit is being written, or was when its write
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal import _native
 from shoal.errors import StorageError
 from shoal.log.commit import Commit, id_of
-from shoal.log.files import size_of
+from shoal.log.files import FilePath, size_of
 from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader, Kind, check_payload, decode_commit
 
@@ -75,7 +74,7 @@ class DamagedError(StorageError):
     segment = offset = version = 0
 
     @staticmethod
-    def at(path: Path, segment: int, offset: int, version: int, what: str) -> "DamagedError":
+    def at(path: FilePath, segment: int, offset: int, version: int, what: str) -> "DamagedError":
         """The error for a place in a segment."""
         before = "Versions before it can still be read. " if version > 1 else ""
         error = DamagedError(
@@ -105,11 +104,11 @@ def header_of(identity: str, first: int) -> bytes:
 class SegmentFile:
     """A segment, open for reading."""
 
-    def __init__(self, path: Path, identity: str, first: int) -> None:
+    def __init__(self, path: FilePath, identity: str, first: int) -> None:
         self.path = path
         self.first = first
         self._identity = identity
-        self._file = _native.File.open_to_read(str(path))
+        self._file = _native.File.open_to_read(path)
 
     def close(self) -> None:
         """Let it go."""
@@ -201,14 +200,17 @@ class SegmentFile:
 
     def frames_from(self, at: int) -> Iterator[int]:
         """Where frames seem to begin, from an offset on, which is a multiple of a frame's alignment."""
-        size = self.size()
-        for begin in range(at, size, _SEARCHED):
+        size, begin = self.size(), at
+        # No frame begins in a hole, which may be any number of bytes.
+        while begin < size:
+            begin = max(begin, self._file.next_data(begin) // FRAME_ALIGNMENT * FRAME_ALIGNMENT)
             data = self.read(begin, min(_SEARCHED + HEADER_BYTES, size - begin))
             found = data.find(MAGIC)
             while 0 <= found < _SEARCHED:
                 if found % FRAME_ALIGNMENT == 0:
                     yield begin + found
                 found = data.find(MAGIC, found + 1)
+            begin += _SEARCHED
 
     def next_whole(self, at: int, fits: Callable[[int], bool], kept_to: int) -> int | None:
         """Where the next whole commit begins, from an offset on, whose version fits; None where there is none."""
@@ -277,12 +279,12 @@ class SegmentWriter:
     """The end of a segment that is being written. require_own: called before each write, with this; it raises where
     the file is not the writer's any more."""
 
-    def __init__(self, path: Path, end: int, require_own: "Callable[[SegmentWriter], None]") -> None:
+    def __init__(self, path: FilePath, end: int, require_own: "Callable[[SegmentWriter], None]") -> None:
         self.path = path
         self._require_own = require_own
         self.end = end  # behind the last whole commit
         self._at = end
-        self._file = _native.File.open_to_write(str(path))
+        self._file = _native.File.open_to_write(path)
         self.headers: list[bytes] = []  # of the commit that is being written
 
     def append(self, frame: Sequence[memoryview]) -> None:

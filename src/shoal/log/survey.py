@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from shoal.errors import StorageError
 from shoal.log.chain import Chain
-from shoal.log.files import Files, size_of
+from shoal.log.files import FilePath, Files, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
 from shoal.log.reader import CommittedChanges
@@ -24,7 +23,7 @@ class Unfinished:
         to be on the disk.
     """
 
-    path: Path
+    path: FilePath
     offset: int
     bytes: int
     version: int

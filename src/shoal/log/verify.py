@@ -10,7 +10,7 @@ from shoal import _native
 from shoal.errors import CheckpointError, ShoalError, StorageError
 from shoal.log.changing import while_it_changes
 from shoal.log.dense import read_dense
-from shoal.log.files import Files, read_file
+from shoal.log.files import MOST_MANIFEST_BYTES, Files, read_file
 from shoal.log.head import Head, head_problem, read_head
 from shoal.log.reader import CommittedChanges, LogReader
 from shoal.log.segment import DamagedError, SegmentFile
@@ -145,7 +145,7 @@ def _head_problem(files: Files) -> str | None:
 
 def _check_seal(files: Files) -> None:
     """The manifest ends behind its checksum; who reads it overlooks newlines."""
-    data = bytes(read_file(files.manifest))
+    data = bytes(read_file(files.manifest, MOST_MANIFEST_BYTES))
     if data != data.rstrip(b"\n") + b"\n":
         raise StorageError(
             f"[file {files.manifest}] wanted one newline behind the checksum; got {data[-20:]!r}. Restore it from "
@@ -171,7 +171,7 @@ def _check_around_blocks(snapshot: Snapshot, name: str, layout: Layout) -> None:
             raise _damaged(f"file {path}, offset {end}", f"wanted a block; got one at {block.offset}")
         end += block.bytes
     schema, rest = bytearray(max(begin, 0)), bytearray(max(table.bytes - end, 0))
-    with _native.File.open_to_read(str(path)) as file:
+    with _native.File.open_to_read(path) as file:
         for offset, data in ((0, schema), (end, rest)):
             if data:
                 file.read(offset, data)

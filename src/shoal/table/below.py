@@ -7,6 +7,8 @@ import urllib.parse
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,8 @@ class Below:
         if isinstance(tier, Ssd):
             # Names may hold anything; a folder's must not.
             parts = [urllib.parse.quote(part, safe="").replace(".", "%2E") for part in (folder, config.name)]
-            ssd = SsdStorage(str(Path(tier.path, *parts)), self.row_bytes, tier.bytes)
+            directory = reduce(truediv, filter(None, parts), _native.FilePath(Path(tier.path)))
+            ssd = SsdStorage(directory, self.row_bytes, tier.bytes)
             self.capacity = ssd.capacity
             self.storage: Storage = ssd
         else:
