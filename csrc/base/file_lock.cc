@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,17 @@ class OpenLocks {
     Status status = File::open_to_write(path, false, owner, file);
     if (status.ok()) descriptors_.push_back(file->descriptor());
     return status;
+  }
+
+  // Whether this process has the file open elsewhere, too. Its number would not tell: containers count their own.
+  bool has_another(const File& file) {
+    struct stat wanted, found;
+    if (::fstat(file.descriptor(), &wanted) != 0) return false;
+    std::lock_guard lock(mutex_);
+    return std::any_of(descriptors_.begin(), descriptors_.end(), [&](int other) {
+      return other != file.descriptor() && ::fstat(other, &found) == 0 && found.st_dev == wanted.st_dev &&
+             found.st_ino == wanted.st_ino;
+    });
   }
 
   void close(int descriptor) {
@@ -105,9 +117,10 @@ Status FileLock::take(const FilePath& path, const std::string& word, FileOwner o
     while (const int error = locked(taken.file_, wait)) {
       if (error == EINTR) continue;
       if (error != EWOULDBLOCK) return file_failed(owner, path, "could not be locked", error);
+      const bool is_own = OpenLocks::instance().has_another(taken.file_);
       return {Code::storage,
-              "[file " + path.string() + "] wanted it for this process alone; " + holder_in(taken.file_) +
-                  " has it. End that one, or " +
+              "[file " + path.string() + "] wanted it for this process alone; " + holder_in(taken.file_) + " has it" +
+                  (is_own ? ", which is this one. Close what has it here, or " : ". End that one, or ") +
                   (owner == FileOwner::ssd ? "name another directory in Ssd(path=)." : "choose another directory.")};
     }
     taken.is_locked_ = true;

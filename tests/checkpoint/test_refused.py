@@ -97,6 +97,34 @@ def test_an_optimizer_of_other_groups_changes_nothing(tmp_path, call):
     assert another.value == 2.0
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (lambda one: {"adam": one, "other": one}, r"a dict of \['adam', 'more'\]; got \['adam', 'other'\]"),
+        (lambda one: {"adam": one}, r"a dict of \['adam', 'more'\]; got \['adam'\]"),
+    ],
+)
+def test_the_error_for_other_optimizers_names_those_that_were_committed(tmp_path, given, wanted):
+    model = Dense(1.0)
+    shoal.save(tmp_path, made(), optimizer={"adam": adam(model), "more": adam(model)})
+    with pytest.raises(CheckpointError, match=f"optimizer: wanted {wanted}"):
+        shoal.load(tmp_path, made(), optimizer=given(adam(model)))
+
+
+def test_the_error_for_several_optimizers_in_place_of_one_says_so(tmp_path):
+    model = Dense(1.0)
+    shoal.save(tmp_path, made(), optimizer=adam(model))
+    with pytest.raises(CheckpointError, match=r"wanted the one that was committed; got \['adam'\]"):
+        shoal.load(tmp_path, made(), optimizer={"adam": adam(model)})
+
+
+def test_the_error_for_one_optimizer_in_place_of_several_says_so(tmp_path):
+    model = Dense(1.0)
+    shoal.save(tmp_path, made(), optimizer={"adam": adam(model)})
+    with pytest.raises(CheckpointError, match=r"wanted a dict of \['adam'\]; got Adam with other entries"):
+        shoal.load(tmp_path, made(), optimizer=adam(model))
+
+
 class Picky(Dense):
     """Takes one layer, and then thinks better of it."""
 

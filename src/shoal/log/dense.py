@@ -14,7 +14,7 @@ from shoal.errors import CheckpointError, InputError, ShoalError, StorageError
 from shoal.log.commit import DenseFile
 from shoal.log.files import FilePath, Files, remove_file, size_of
 from shoal.records import nested, tensors
-from shoal.records.excerpt import sentence
+from shoal.records.excerpt import excerpt, sentence
 from shoal.table import without_rows
 
 _SKELETON = "shoal.state"
@@ -126,7 +126,10 @@ def check_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: An
         held = states[_OPTIMIZER]
         _each(where, optimizer, lambda _one: None)
         if isinstance(optimizer, Mapping) and (not isinstance(held, dict) or set(held) != set(optimizer)):
-            raise CheckpointError(f"[{where}] optimizer: wanted those that were committed; got {list(optimizer)}.")
+            raise CheckpointError(
+                f"[{where}] optimizer: wanted {_committed(held)}; got {excerpt(list(optimizer))}. Give what was "
+                f"committed, or leave optimizer= out."
+            )
         for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [("", optimizer)]:
             _check_optimizer(where, one, held[name] if isinstance(optimizer, Mapping) else held)
 
@@ -148,17 +151,38 @@ def _check_model(where: str, dense: Any, held: Any) -> None:
             )
 
 
+def _committed(held: Any) -> str:
+    """What was committed: several optimizers under their names, or one."""
+    if isinstance(held, Mapping) and "state" not in held and all(isinstance(one, Mapping) for one in held.values()):
+        return f"a dict of {excerpt(list(held))}"
+    return "the one that was committed"
+
+
+def require_initialised(where: str, optimizer: Any, held: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for an optimizer that has to make its states before it takes any, as TorchRec's have to."""
+    if held.get("state") and hasattr(optimizer, "init_state") and not optimizer.state:
+        raise CheckpointError(
+            f"[{where}] optimizer: wanted a {type(optimizer).__name__} that has states, which it copies into; got one "
+            f"without. Call its init_state() first."
+        )
+
+
 def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(held, Mapping):
         return  # only it knows
-    groups = held.get("param_groups")
-    theirs = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else None
-    mine = [len(group["params"]) for group in optimizer.param_groups]
+    # Not those of `optimizer.param_groups`: TorchRec's keyed optimizers leave them out of their state dicts.
+    mine, theirs = _group_sizes(optimizer.state_dict()), _group_sizes(held)
     if mine != theirs:
-        raise CheckpointError(
-            f"[{where}] optimizer: it has groups of {mine} parameters; the version's had {theirs}. Make it as it was "
-            f"committed, or leave optimizer= out."
-        )
+        got = f"it has groups of {mine} parameters; the version's had {theirs}"
+        if theirs is None or mine is None:
+            got = f"wanted {_committed(held)}; got {type(optimizer).__name__} with other entries in its state dict"
+        raise CheckpointError(f"[{where}] optimizer: {got}. Make it as it was committed, or leave optimizer= out.")
+    require_initialised(where, optimizer, held)
+
+
+def _group_sizes(state: Mapping[str, Any]) -> list[int] | None:
+    groups = state.get("param_groups")
+    return [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else None
 
 
 @dataclass

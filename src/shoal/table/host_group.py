@@ -480,7 +480,8 @@ class HostGroup(Group):
             raise NonFiniteError(
                 f"[{self.name}] gradients must be finite; NaN or infinity reached {', '.join(map(repr, names))} "
                 f"through {', '.join(repr(part.feature.name) for part in stopped)}. No row was changed. Find their "
-                f"source, or set Clip(nonfinite='skip') to leave such a backward out."
+                f"source, or set Clip(nonfinite='skip') to leave such a backward out; where a GradScaler scales the "
+                f"loss, set bags.scaler = scaler."
             )
         return bool(reached)
 
