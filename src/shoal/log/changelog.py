@@ -5,7 +5,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -223,7 +223,9 @@ class ChangeLog:
             raise
 
     def _change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest, and name this writer in it before its first version; returns the one before."""
+        """Change the manifest, and name this writer in it before its first version; returns the one before. Where that
+        fails, it is as before, or it is changed and is written again before the next commit, as it may not be on the
+        disk."""
         assert self._hold is not None
         with changing_manifest(self._files) as write:
             self._require_own()
@@ -233,14 +235,22 @@ class ChangeLog:
             try:
                 if changed != now or not self._is_writer:
                     write(changed)
-            except BaseException:
-                with suppress(ShoalError):
-                    if read_manifest(self._files) == changed:  # in its place, and perhaps not on the disk
-                        self._hold.follow(changed)
+                self._hold.follow(changed)
+                self._manifest, self._is_writer = changed, True
+            except BaseException as error:
+                if self._is_in_place(changed):
+                    self._hold.follow(changed)
+                    self._manifest, self._is_writer = changed, False
+                elif not self._is_in_place(now):
+                    self._failed = error
                 raise
-            self._hold.follow(changed)
-            self._manifest, self._is_writer = changed, True
         return now
+
+    def _is_in_place(self, manifest: Manifest) -> bool:
+        """Whether the log's manifest is that one."""
+        with suppress(ShoalError):
+            return read_manifest(self._files) == manifest
+        return False
 
     # ---- committing
 
@@ -344,7 +354,7 @@ class ChangeLog:
         commit = replace(told, tables=self._tables_with(said), dense=dense or before)
         content = {"commit": commit.to_json(), "frames": digest_of(writer.headers)}
         frame = encode_commit(content, version=commit.version)
-        writer.append(frame)
+        writer.append_commit(frame)
         if self._is_due():
             self._sync_file(writer)
         try:
@@ -384,6 +394,8 @@ class ChangeLog:
         """Where the next commit is written, which may have tables that the log has not yet."""
         writer, _ = self._require_open()
         self._require_own()
+        if not writer.is_clean:  # a commit failed, and what it wrote could not be cut off
+            writer.abandon()
         if writer.end >= self._segment_bytes and self.version >= self._manifest.segments[-1]:  # it is not empty
             writer = self._rotate()
         self._add_tables(layouts)
@@ -414,7 +426,6 @@ class ChangeLog:
             self._claim()
             self._require_own()
             writer = SnapshotWriter(self._files, version)
-            is_named = False
             try:
                 with tables.still():
                     said = {}
@@ -428,24 +439,24 @@ class ChangeLog:
                 commit = replace(commit, id=writer.id_of(commit))
                 self._require_own()
                 entry = writer.finish(commit)
-                new_segment(self._files, self._manifest, version + 1)
-                is_named = True
                 named = layouts.layouts
-                before = self._change_manifest(
-                    lambda now: replace(
-                        now, layouts=named, snapshots=(entry,), segments=(version + 1,), kept_from=0, skipped=()
+                with self._new_segment(version + 1) as segment:
+                    before = self._change_manifest(
+                        lambda now: replace(
+                            now, layouts=named, snapshots=(entry,), segments=(version + 1,), kept_from=0, skipped=()
+                        )
                     )
-                )
                 self._newest = commit
                 self._versions, self._known_from = {}, commit.mark
-                self._write_to(version + 1)
+                self._write_to(segment)
             except BaseException as error:
-                if is_named:  # by the manifest, it may be: what is on the disk decides
+                if self._names(version + 1):  # what is on the disk decides
                     self._failed = error
-                if not isinstance(error, LostError):  # else nothing of the log is this writer's to remove
-                    writer.abandon()
-                    if not is_named:
-                        self._undo_dense(version)
+                # Else the manifest may name it, or nothing of the log is this writer's to remove.
+                if self._failed is None and not isinstance(error, LostError):
+                    with suppress(StorageError):  # the next one removes it
+                        writer.abandon()
+                    self._undo_dense(version)
                 raise
             let_go(self._files, before, self._manifest)
             return version
@@ -517,7 +528,9 @@ class ChangeLog:
         try:
             writer.abandon()
         except BaseException as error:
-            self._failed = error
+            # What no reader believes may stay until the next commit cuts it off; a whole commit may not.
+            if writer.holds_commit or isinstance(error, LostError) or not isinstance(error, StorageError):
+                self._failed = error
             if isinstance(error, LostError):  # nothing of the log is this writer's to remove
                 return
         self._undo_dense(version)
@@ -570,21 +583,48 @@ class ChangeLog:
 
     def _begin_segment(self) -> None:
         first = self._next
-        new_segment(self._files, self._manifest, first)
         try:
-            self._change_manifest(lambda now: replace(now, segments=(*now.segments, first)))
-            self._write_to(first)
-        except BaseException as error:
-            self._failed = error  # the manifest may name it already
-            raise
+            with self._new_segment(first) as segment:
+                self._change_manifest(lambda now: replace(now, segments=(*now.segments, first)))
+        finally:
+            if self._names(first):
+                try:
+                    self._write_to(segment)
+                except BaseException as error:
+                    self._failed = error
+                    raise
 
-    def _write_to(self, first: int) -> None:
-        """Go on in a segment that holds nothing yet."""
-        writer, _ = self._require_open()
-        writer.close()
+    def _names(self, first: int) -> bool:
+        """Whether the manifest names a segment as that which is written to."""
+        return self._manifest.segments[-1] == first
+
+    @contextmanager
+    def _new_segment(self, first: int) -> Iterator[SegmentWriter]:
+        """A segment that holds nothing yet, for the body to name in the manifest. Where it is not named, it is removed
+        again."""
         assert self._hold is not None
         path, end = self._files.segment(first), len(header_of(self._manifest.identity, first))
-        self._writer = SegmentWriter(path, end, self._hold.check)
+        segment = None
+        try:
+            new_segment(self._files, self._manifest, first)
+            segment = SegmentWriter(path, end, self._hold.check)
+            yield segment
+        except BaseException as error:
+            if self._names(first):
+                raise
+            if segment is not None:
+                segment.close()
+            if self._failed is None and not isinstance(error, LostError):
+                with suppress(StorageError):  # the next one of that version is written over it
+                    remove_file(path)
+            raise
+
+    def _write_to(self, segment: SegmentWriter) -> None:
+        """Go on in a segment that holds nothing yet, which the manifest names."""
+        before, _ = self._require_open()
+        self._writer = segment
+        with suppress(StorageError):  # it was synced
+            before.close()
         self._keep()
 
     # ---- reading, and what is done with versions

@@ -15,6 +15,7 @@ docs/formats.md has every byte.
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,13 @@ def read_file(path: Path, limit: int = _MOST_JSON) -> bytearray:
 def write_file(path: Path, data: bytes) -> None:
     """Put a file in the place of another, which is there until the new one is on the disk."""
     temporary = path.with_name(path.name + ".tmp")
-    make_file(temporary, data)
-    _native.rename_file(str(temporary), str(path))
+    try:
+        make_file(temporary, data)
+        _native.rename_file(str(temporary), str(path))
+    except BaseException:
+        with suppress(StorageError):  # the next one is written over it
+            remove_file(temporary)
+        raise
     _native.sync_directory(str(path.parent))
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from shoal import _native
 from shoal.errors import StorageError
 from shoal.log.commit import Commit, id_of
-from shoal.log.files import size_of
 from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader, Kind, check_payload, decode_commit
 
@@ -284,15 +283,23 @@ class SegmentWriter:
         self._at = end
         self._file = _native.File.open_to_write(str(path))
         self.headers: list[bytes] = []  # of the commit that is being written
+        self.holds_commit = False  # a commit frame that is not known to be kept
+        self.is_clean = True  # whether nothing stands after the last whole commit
 
     def append(self, frame: Sequence[memoryview]) -> None:
         """Write a frame, in pieces of which the first is its header, behind those before it."""
         self._require_own(self)
+        self.is_clean = False
         for piece in frame:
             if len(piece):
                 self._file.write(self._at, piece)
                 self._at += len(piece)
         self.headers.append(bytes(frame[0]))
+
+    def append_commit(self, frame: Sequence[memoryview]) -> None:
+        """Write the frame that ends a commit."""
+        self.append(frame)
+        self.holds_commit = True
 
     @property
     def is_in_place(self) -> bool:
@@ -308,14 +315,16 @@ class SegmentWriter:
         """What was appended is a whole commit."""
         self.end = self._at
         self.headers = []
+        self.holds_commit, self.is_clean = False, True
 
     def abandon(self) -> None:
         """Take what was appended since the last whole commit away again."""
         self.headers = []
         self._require_own(self)
-        if self._at > self.end or (size_of(self.path) or 0) > self.end:
+        self._at = self.end
+        if not self.is_clean:
             self._file.truncate(self.end)
-            self._at = self.end
+        self.holds_commit, self.is_clean = False, True
 
     def sync(self) -> None:
         """What was written is on the disk."""

@@ -129,7 +129,8 @@ class SnapshotWriter:
     def __init__(self, files: Files, version: int, suffix: str = ".tmp") -> None:
         self._files = files
         self._version = version
-        self._folder = files.snapshots / f"{files.snapshot(version).name}{suffix}"
+        self._place = files.snapshot(version)
+        self._folder = files.snapshots / f"{self._place.name}{suffix}"
         remove_folder(self._folder)
         _native.make_directories(str(self._folder))
         self._tables: dict[str, TableBlocks] = {}
@@ -169,14 +170,14 @@ class SnapshotWriter:
             }
         )
         write_file(self._folder / _LIST, data)
-        place = self._files.snapshot(self._version)
-        remove_folder(place)  # of a writer that died before the manifest named it
-        _native.rename_file(str(self._folder), str(place))
+        remove_folder(self._place)  # of a writer that died before the manifest named it
+        _native.rename_file(str(self._folder), str(self._place))
+        self._folder = self._place
         _native.sync_directory(str(self._files.snapshots))
         return SnapshotEntry(self._version, _native.crc32c(data))
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove what was written. REQUIRES: no manifest names it."""
         if self._open is not None:
             self._open.abandon()
         remove_folder(self._folder)
