@@ -1,6 +1,5 @@
 """Commits that do not follow one another: of two writers, of another copy, written over, or played again."""
 
-import json
 import shutil
 import time
 import warnings
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forged import Forged
+from forged import Forged, content_of, payload_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logged import assert_rows, made, recovered, rows_of, train
@@ -290,9 +289,9 @@ def commits_in(frames):
 
 def said(frames, number, **fields):
     header, payload = frames[number]
-    value = json.loads(payload)
+    value, binary = content_of(payload)
     value["commit"].update(fields)
-    return [*frames[:number], (header, json.dumps(value).encode()), *frames[number + 1 :]]
+    return [*frames[:number], (header, payload_of(value, binary)), *frames[number + 1 :]]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def load(
     state: False loads weights alone, and rows' state is as at birth. Otherwise rows that another optimizer trained, or
         one whose settings give rows other state, are refused; a table without an optimizer takes weights alone anyway.
     cast: weights may be of another type, and are rounded to the table's.
-    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's.
+    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's. One
+        that was saved without them is refused.
     rank, ranks: only rows of that rank's buckets are loaded.
     progress: whether to show a bar; None is where standard error is a terminal.
 
@@ -71,6 +72,11 @@ def load(
         require_one_save(where, versions)
         plans = [_Plan(where, one, wanted, state, cast, here) for one in versions]
         commit = versions[0].commit
+        if rng and not commit.rng:
+            raise CheckpointError(
+                f"[{where}] rng: version {commit.version} has no states of torch's generators, as it was saved or "
+                f"committed with rng=False or imported. Leave rng= out."
+            )
         states = versions[0].dense() if dense is not None or optimizer is not None else {}
         rows = {name: sum(plan.commits[name].rows for plan in plans) for name in wanted}
         done = Done()

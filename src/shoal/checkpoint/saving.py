@@ -24,6 +24,7 @@ def save(
     step: int | None = None,
     event_time: float | None = None,
     metadata: Mapping[str, Any] | None = None,
+    rng: bool = True,
     rank: int = 0,
     ranks: int = 1,
     progress: bool | None = None,
@@ -36,6 +37,7 @@ def save(
     bags: a collection, a module that holds some, or a list of them.
     dense, optimizer: as `ChangeLog.commit` takes them.
     step, event_time, metadata: of the user's own; `load` and `recover` give them back.
+    rng: whether the states of torch's generators are saved, for `recover` and `load(rng=True)`.
     rank, ranks: each of several processes saves its part, in which no other's keys are, with one `step`.
     progress: whether to show a bar; None is where standard error is a terminal.
 
@@ -47,7 +49,7 @@ def save(
     require_kind(Path(path), here)
     rows = sum(len(table.table) for table in LoggedTables(f"save {path}", bags).values())
     version = None if ranks == 1 else _version_together(Path(path), here, step)
-    with ChangeLog(str(here.folder(Path(path)))) as log, progress_bar("saving", rows, progress) as bar:
+    with ChangeLog(str(here.folder(Path(path))), rng=rng) as log, progress_bar("saving", rows, progress) as bar:
         return log.rewrite(
             bags,
             step=step,

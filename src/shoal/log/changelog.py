@@ -56,6 +56,9 @@ class ChangeLog:
         since the last was; "never", once the operating system has it, which survives a killed process and no power cut.
     segment: bytes after which another file is begun.
     retain: how many snapshots `compact` keeps; versions from the oldest of them on can be had again.
+    rng: whether commits have the states of torch's generators, which `recover` sets. They take about 5 KB where they
+        changed since the commit before, and nothing where they did not. Without them, `recover` leaves the generators
+        as they are.
     mode: "r" reads a log that is there, while another process writes it or none does: `tail`, `at`, `verify`, `version`
         and `newest`, each of which sees what is there when it is called. It takes no lock and changes no file.
     repair: True sets what is damaged aside, to go on from the highest version that is whole; `repairs` says what was
@@ -70,6 +73,7 @@ class ChangeLog:
         interval: float = 1.0,
         segment: int | str = "256MiB",
         retain: int = 2,
+        rng: bool = True,
         mode: Literal["w", "r"] = "w",
         repair: bool = False,
     ) -> None:
@@ -80,6 +84,7 @@ class ChangeLog:
         self._interval = number("ChangeLog", "interval", interval, low=0.0)
         self._segment_bytes = parse_size(segment, "ChangeLog segment")
         self._retain = integer("ChangeLog", "retain", retain, low=1)
+        self._rng = _flag("rng", rng)
         self._is_reading = choice("ChangeLog", "mode", mode, ("w", "r")) == "r"
         if not isinstance(repair, bool) or (repair and self._is_reading):
             raise ConfigError(
@@ -305,7 +310,7 @@ class ChangeLog:
                 # Alone: a seal clears flags that lookups stamp, and other logs may seal the same tables.
                 with tables.alone():
                     said = {name: self._append(table, version) for name, table in tables.items()}
-                    told = replace(told, rng=random_states())
+                    told = replace(told, rng=random_states() if self._rng else {})
                 before = None if self._newest is None else self._newest.dense
                 written = write_dense(self._files, version, self._where, dense, optimizer, before)
                 commit = self._end_commit(writer, told, said, written)
@@ -352,8 +357,13 @@ class ChangeLog:
         """Write the frame that makes a commit of those before it."""
         before = None if self._newest is None else self._newest.dense
         commit = replace(told, tables=self._tables_with(said), dense=dense or before)
-        content = {"commit": commit.to_json(), "frames": digest_of(writer.headers)}
-        frame = encode_commit(content, version=commit.version)
+        # Who reads from a segment's beginning knows all, and so does a repair after rows that are not needed any more.
+        is_base = writer.is_empty or any(one.replaces for one in said.values())
+        says_all = is_base or self._newest is None or not self._newest.epoch  # those of format 1 say all, too
+        content, binary = commit.to_frame(None if says_all else self._newest)
+        frame = encode_commit(
+            {"commit": content, "frames": digest_of(writer.headers)}, version=commit.version, binary=binary
+        )
         writer.append_commit(frame)
         if self._is_due():
             self._sync_file(writer)
@@ -433,7 +443,7 @@ class ChangeLog:
                         pieces = table.table.by_bucket(rows_in_block(table.layout))
                         writer.table(number, table.layout, told_of(pieces, progress))
                         said[name] = table.memory()
-                    told = replace(told, rng=random_states())
+                    told = replace(told, rng=random_states() if self._rng else {})
                 written = write_dense(self._files, version, self._where, dense, optimizer)
                 commit = replace(told, tables=said, dense=written)
                 commit = replace(commit, id=writer.id_of(commit))
@@ -697,6 +707,12 @@ class ChangeLog:
             ):
                 said = self._told(then.commit.step, then.commit.event_time, {"rollback": version})
                 return self._commit(bags, replace(said, fields=then.commit.fields), dense, optimizer)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"[ChangeLog] {name}: wanted True or False; got {value!r:.100}.")
+    return value
 
 
 def open_log(path: str) -> ChangeLog:

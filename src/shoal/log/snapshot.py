@@ -196,6 +196,8 @@ class Snapshot:
         value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c))
         known_as = value.digits("id", ID_DIGITS) if "id" in value.value else ""
         self.commit = Commit.from_json(f"file {path}, commit", value.object("commit").value, known_as)
+        if self.commit.is_partial:
+            raise StorageError(f"[file {path}] wanted a commit that says all; got one that does not. Restore the file.")
         if self.commit.version != entry.version:
             raise StorageError(f"[file {path}] wanted version {entry.version}; got {self.commit.version}.")
         self.tables: dict[str, TableBlocks] = {}
