@@ -699,14 +699,22 @@ class ChangeLog:
             self._require_open()
             self._require_own()
             tables = LoggedTables(self._where, bags)
-            then, since = self.at(version), list(self.tail(version))
-            states = then.dense() if dense is not None or optimizer is not None else {}
+            root, is_dense = self._files.root, dense is not None or optimizer is not None
+
+            def states() -> tuple[Commit, dict[str, Any]]:
+                then = self.at(version)
+                return then.commit, then.dense() if is_dense else {}
+
+            def rows() -> tuple[Version, list[CommittedChanges]]:
+                return self.at(version), list(self.tail(version))
+
+            then, found = while_it_changes(root, states)
             with (
-                restored_dense(self._where, states, dense, optimizer),
-                rolled_back(self._where, tables, then, since, self._manifest.identity, self._marks_of),
+                restored_dense(self._where, found, dense, optimizer),
+                rolled_back(self._where, tables, root, rows, self._manifest.identity, self._marks_of),
             ):
-                said = self._told(then.commit.step, then.commit.event_time, {"rollback": version})
-                return self._commit(bags, replace(said, fields=then.commit.fields), dense, optimizer)
+                told = self._told(then.step, then.event_time, {"rollback": version})
+                return self._commit(bags, replace(told, fields=then.fields), dense, optimizer)
 
 
 def _flag(name: str, value: Any) -> bool:
