@@ -109,8 +109,8 @@ def load(
 
 
 def require_one_save(where: str, versions: Sequence[Version]) -> None:
-    """Raise CheckpointError where ranks are not all at the step and the version that the first is at: one of them
-    saved again, and another did not."""
+    """Raise CheckpointError where the parts of ranks were not saved together: one rank saved again, and another did
+    not, or they are of two runs. Parts of a Shoal whose parts had no id are told by their steps and versions alone."""
     first = versions[0].commit
     for number, one in enumerate(versions):
         commit = one.commit
@@ -118,7 +118,13 @@ def require_one_save(where: str, versions: Sequence[Version]) -> None:
             raise CheckpointError(
                 f"[{where}] wanted all ranks at one step; rank 0 saved step {first.step} (version {first.version}) and "
                 f"rank {number} step {commit.step} (version {commit.version}). A save was interrupted: load another "
-                f"checkpoint, or save again with another step."
+                f"checkpoint, or save again on all ranks."
+            )
+        if commit.save != first.save:
+            raise CheckpointError(
+                f"[{where}] wanted parts of one save; rank 0 saved step {first.step} with the id {first.save} and rank "
+                f"{number} with {commit.save}: they are of two runs, or one rank saved that step again. Load another "
+                f"checkpoint, or save again on all ranks."
             )
 
 

@@ -422,15 +422,16 @@ class ChangeLog:
         metadata: Mapping[str, Any] | None = None,
         progress: Callable[[int], None] = lambda _rows: None,
         version: int | None = None,
+        save_id: str | None = None,
     ) -> int:
         """Have the log hold all rows of these tables as they are now, as one version more and a snapshot, and nothing
         before it: what `shoal.save` does. `progress` hears of rows. `version`: its number, larger than that of the
-        newest; None is the next one. Until it is complete the log is as it was."""
+        newest; None is the next one. `save_id`: what it is a part of. Until it is complete the log is as it was."""
         with self._mutex:
             self._require_open()
             tables = LoggedTables(self._where, bags)
             version = integer(self._where, "version", self._next if version is None else version, low=self._next)
-            told = replace(self._told(step, event_time, metadata), version=version)
+            told = replace(self._told(step, event_time, metadata), version=version, save=save_id)
             layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()], ())
             require_states(self._where, dense, optimizer)
             self._claim()

@@ -23,12 +23,13 @@ from shoal.table.changes import Mark
 ID_DIGITS = 32
 WRITER_DIGITS = 16
 MOST_STEPS = 2**63 - 1
+MOST_SAVE_ID = 128  # characters
 # Of a commit's metadata: what reads it may stand deep in calls itself.
 _MOST_DEPTH = 64
 # Tables that the repr of a commit names.
 _MOST_SHOWN = 8
 # The fields of a commit, in the order in which they are written. Any other is kept as it is.
-_FIELDS = ("version", "time", "step", "event_time", "tables", "dense", "rng", "metadata", "kept", "whole")
+_FIELDS = ("version", "time", "step", "event_time", "tables", "dense", "rng", "metadata", "kept", "whole", "save")
 _CHAIN_FIELDS = ("epoch", "writer", "before")
 _REQUIRED = "required"
 
@@ -151,6 +152,7 @@ class Commit:
     epoch, writer: of the writer: each one that opens the log and commits has a higher number, and draws a name. 0 and
         "" in format 1, which had neither.
     before: the id of the commit before it; None for the first one, and where that is not known.
+    save: the id of the save that it is a part of, by one of several ranks.
     is_partial: of tables, dense weights and generators it says only what it changed, and the commit before it, which
         says the rest, cannot be read.
     fields: those that this Shoal does not know, as they came from the file.
@@ -170,6 +172,7 @@ class Commit:
     epoch: int = 0
     writer: str = ""
     before: str | None = None
+    save: str | None = None
     is_partial: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
@@ -203,6 +206,7 @@ class Commit:
             "metadata": dict(self.metadata),
             "kept": self.kept,
             **self._chain(),
+            **({} if self.save is None else {"save": self.save}),
             **self.fields,
         }
 
@@ -227,6 +231,7 @@ class Commit:
         said |= {"metadata": dict(self.metadata)} if self.metadata else {}
         said |= {"kept": self.kept, **self._chain()}
         said |= {"whole": False} if before is not None else {}
+        said |= {"save": self.save} if self.save is not None else {}
         return said | dict(self.fields), b"".join(self.rng.values()) if is_drawn else b""
 
     @staticmethod
@@ -257,6 +262,7 @@ class Commit:
             fields.integer("epoch", 1) if "epoch" in fields.value else 0,
             fields.digits("writer", WRITER_DIGITS) if "epoch" in fields.value else "",
             None if fields.value.get("before") is None else fields.digits("before", ID_DIGITS),
+            fields.text("save") if "save" in fields.value else None,
             not is_whole and base is None,
             {name: one for name, one in fields.value.items() if name not in _FIELDS + _CHAIN_FIELDS},
             known_as,
