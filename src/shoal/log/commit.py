@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from shoal.errors import CheckpointError, InputError, StorageError
-from shoal.log.fields import Fields, is_number, text
+from shoal.errors import InputError, StorageError
+from shoal.log.fields import Fields, is_number
 from shoal.records.excerpt import excerpt, sentence
 from shoal.table.changes import Mark
 
@@ -31,7 +31,6 @@ _MOST_SHOWN = 8
 # The fields of a commit, in the order in which they are written. Any other is kept as it is.
 _FIELDS = ("version", "time", "step", "event_time", "tables", "dense", "rng", "metadata", "kept", "whole", "save")
 _CHAIN_FIELDS = ("epoch", "writer", "before")
-_REQUIRED = "required"
 
 
 def id_of(payload: bytes | bytearray | memoryview) -> str:
@@ -242,7 +241,7 @@ class Commit:
         before: the commit before it, where that is known. Raises CheckpointError where it has a field that a reader
         must know and this Shoal does not."""
         fields = Fields(where, value)
-        _require_known(fields)
+        others = fields.others((*_FIELDS, *_CHAIN_FIELDS))
         is_whole = fields.flag("whole") if "whole" in fields.value else True
         base = None if is_whole or before is None or before.is_partial else before
         step = fields.value.get("step")
@@ -264,18 +263,8 @@ class Commit:
             None if fields.value.get("before") is None else fields.digits("before", ID_DIGITS),
             fields.text("save") if "save" in fields.value else None,
             not is_whole and base is None,
-            {name: one for name, one in fields.value.items() if name not in _FIELDS + _CHAIN_FIELDS},
+            others,
             known_as,
-        )
-
-
-def _require_known(fields: Fields) -> None:
-    names = fields.items(_REQUIRED, text) if _REQUIRED in fields.value else []
-    known = (*_FIELDS, *_CHAIN_FIELDS, _REQUIRED)
-    if unknown := [name for name in names if name not in known]:
-        raise CheckpointError(
-            f"[{fields.where}] this commit needs a newer Shoal, which knows {', '.join(map(excerpt, unknown[:8]))}. "
-            f"Install one; nothing of the log was changed."
         )
 
 

@@ -194,6 +194,7 @@ class Snapshot:
         self._folder = files.snapshot(entry.version)
         path = self._folder / _LIST
         value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c))
+        value.others(("commit", "id", "tables"))
         known_as = value.digits("id", ID_DIGITS) if "id" in value.value else ""
         self.commit = Commit.from_json(f"file {path}, commit", value.object("commit").value, known_as)
         if self.commit.is_partial:
