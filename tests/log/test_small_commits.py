@@ -70,10 +70,10 @@ def written(path, **options):
                 torch.rand(1)
             if version == 5:
                 first.optimizer.param_groups[0]["lr"] = 0.5
-            if version == 7:
+            if version == 2:
                 second.table("late").assign([1], torch.ones(1, 2))
             log.commit(
-                second if version == 7 else first,
+                second if version == 2 else first,
                 dense=model if version in (2, 6) else None,
                 step=version if version % 2 else None,
                 event_time=float(version) if version == 3 else None,

@@ -114,7 +114,8 @@ def require_one_save(where: str, versions: Sequence[Version]) -> None:
     first = versions[0].commit
     for number, one in enumerate(versions):
         commit = one.commit
-        if (commit.step, commit.version) != (first.step, first.version):
+        is_same_step = commit.step == first.step
+        if not is_same_step or (commit.save == first.save and commit.version != first.version):
             raise CheckpointError(
                 f"[{where}] wanted all ranks at one step; rank 0 saved step {first.step} (version {first.version}) and "
                 f"rank {number} step {commit.step} (version {commit.version}). A save was interrupted: load another "

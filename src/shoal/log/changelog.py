@@ -169,6 +169,9 @@ class ChangeLog:
                 return
             try:
                 if self._failed is None:
+                    if self._writer is not None and not self._writer.is_clean:
+                        with suppress(StorageError):  # else the next writer cuts it off
+                            self._writer.abandon()
                     self._sync(last=True)
             finally:
                 self._release()

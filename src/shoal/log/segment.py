@@ -75,7 +75,7 @@ class Scan:
     def before(self, version: int, known_as: str, said: Mapping[str, Any]) -> Commit | None:
         """The commit from which one can be completed: the one that it names, or itself in a snapshot."""
         for one in (self.last, self.known.get(version - 1)):
-            if one is not None and one.id and one.id == said.get("before"):
+            if one is not None and not one.is_partial and one.id and one.id == said.get("before"):
                 return one
         same = self.known.get(version)
         return same if same is not None and same.id == known_as else None
