@@ -60,7 +60,8 @@ def save_id_of(path: Path, here: Rank, step: int | None, given: Any) -> str | No
         raise InputError(
             f"[save {path}] save_id: wanted a str that the {here.ranks} ranks share, and another one for each save, as "
             f"their parts are told by it from those of another run; got none, and torch.distributed, which would give "
-            f"one, is not initialized. Initialize it, or draw one in one rank (uuid.uuid4().hex) and give it to all."
+            f"one, is not initialized or has no store. Initialize it, or draw one in one rank (uuid.uuid4().hex) and "
+            f"give it to all."
         )
     key = (str(path.absolute()), step)
     count = _saved[key] = _saved.pop(key, 0) + 1
