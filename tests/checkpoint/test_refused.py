@@ -184,11 +184,11 @@ def test_a_table_without_room_is_as_before(tmp_path, kind, call):
 def test_ranks_of_which_one_did_not_save_a_step_again_are_not_mixed(tmp_path):
     bags = made()
     for rank in range(3):
-        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7)
+        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7, save_id="first")
     train(bags, range(2))
     for rank in range(2):  # and the third dies
-        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7)
-    with pytest.raises(CheckpointError, match="wanted all ranks at one step"):
+        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7, save_id="second")
+    with pytest.raises(CheckpointError, match="rank 0 saved step 7 with the id second and rank 2 with first"):
         shoal.load(tmp_path, made())
 
 
@@ -202,13 +202,13 @@ def test_ranks_come_together_again_with_the_next_step(tmp_path, order):
         return bags
 
     for rank in range(3):
-        shoal.save(tmp_path, part(rank, 1.0), rank=rank, ranks=3, step=7)
+        shoal.save(tmp_path, part(rank, 1.0), rank=rank, ranks=3, step=7, save_id="7")
     for rank in order[:2]:
-        shoal.save(tmp_path, part(rank, 2.0), rank=rank, ranks=3, step=8)
+        shoal.save(tmp_path, part(rank, 2.0), rank=rank, ranks=3, step=8, save_id="8")
     with pytest.raises(CheckpointError, match="A save was interrupted"):
         shoal.load(tmp_path, made())
     for rank in order:
-        shoal.save(tmp_path, part(rank, 3.0), rank=rank, ranks=3, step=9)
+        shoal.save(tmp_path, part(rank, 3.0), rank=rank, ranks=3, step=9, save_id="9")
     whole = made()
     assert shoal.load(tmp_path, whole).step == 9
     assert whole.table("a").lookup([1, 11, 21])[:, 0].tolist() == [3.0, 3.0, 3.0]
@@ -218,7 +218,7 @@ def test_a_key_that_two_ranks_saved_is_noticed(tmp_path):
     bags = made()
     train(bags, range(2))
     for rank in range(2):
-        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1)
+        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1, save_id="x")
     with pytest.raises(CheckpointError, match="Were keys saved by several ranks"):
         shoal.load(tmp_path, made())
 

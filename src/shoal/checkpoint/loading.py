@@ -48,7 +48,8 @@ def load(
     state: False loads weights alone, and rows' state is as at birth. Otherwise rows that another optimizer trained, or
         one whose settings give rows other state, are refused; a table without an optimizer takes weights alone anyway.
     cast: weights may be of another type, and are rounded to the table's.
-    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's.
+    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's. One
+        that was saved without them is refused.
     rank, ranks: only rows of that rank's buckets are loaded.
     progress: whether to show a bar; None is where standard error is a terminal.
 
@@ -71,6 +72,11 @@ def load(
         require_one_save(where, versions)
         plans = [_Plan(where, one, wanted, state, cast, here) for one in versions]
         commit = versions[0].commit
+        if rng and not commit.rng:
+            raise CheckpointError(
+                f"[{where}] rng: version {commit.version} has no states of torch's generators, as it was saved or "
+                f"committed with rng=False or imported. Leave rng= out."
+            )
         states = versions[0].dense() if dense is not None or optimizer is not None else {}
         rows = {name: sum(plan.commits[name].rows for plan in plans) for name in wanted}
         done = Done()
@@ -103,16 +109,23 @@ def load(
 
 
 def require_one_save(where: str, versions: Sequence[Version]) -> None:
-    """Raise CheckpointError where ranks are not all at the step and the version that the first is at: one of them
-    saved again, and another did not."""
+    """Raise CheckpointError where the parts of ranks were not saved together: one rank saved again, and another did
+    not, or they are of two runs. Parts of a Shoal whose parts had no id are told by their steps and versions alone."""
     first = versions[0].commit
     for number, one in enumerate(versions):
         commit = one.commit
-        if (commit.step, commit.version) != (first.step, first.version):
+        is_same_step = commit.step == first.step
+        if not is_same_step or (commit.save == first.save and commit.version != first.version):
             raise CheckpointError(
                 f"[{where}] wanted all ranks at one step; rank 0 saved step {first.step} (version {first.version}) and "
                 f"rank {number} step {commit.step} (version {commit.version}). A save was interrupted: load another "
-                f"checkpoint, or save again with another step."
+                f"checkpoint, or save again on all ranks."
+            )
+        if commit.save != first.save:
+            raise CheckpointError(
+                f"[{where}] wanted parts of one save; rank 0 saved step {first.step} with the id {first.save} and rank "
+                f"{number} with {commit.save}: they are of two runs, or one rank saved that step again. Load another "
+                f"checkpoint, or save again on all ranks."
             )
 
 

@@ -1,11 +1,15 @@
-"""Which buckets belong to which rank, and where the ranks of one checkpoint are."""
+"""Which buckets belong to which rank, where the ranks of one checkpoint are, and which parts were saved together."""
 
+import hashlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.config.checked import integer
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, InputError
+from shoal.log.commit import MOST_SAVE_ID
 from shoal.log.files import AnyPath, FilePath, as_path, names_in, size_of
+from shoal.table import this_rank
 
 _FOLDER = re.compile(r"rank-(\d{5})-of-(\d{5})")
 
@@ -29,6 +33,42 @@ class Rank:
         """Where its part of a checkpoint is."""
         root = as_path(path)
         return root if self.ranks == 1 else root / f"rank-{self.rank:05}-of-{self.ranks:05}"
+
+
+# How often this process saved a step to a path, of the saves that were last: the ranks of a job count alike.
+_saved: dict[tuple[str, int | None], int] = {}
+_MOST_SAVED = 1024
+
+
+def save_id_of(path: AnyPath, here: Rank, step: int | None, given: Any) -> str | None:
+    """The id that all parts of one save have; None where one process saves alone and gave none. It asks no other rank.
+
+    Ranks of one torch.distributed job have it from the job's name, the step, and how often each saved that step to that
+    path, failed saves included. Raises InputError where ranks that are not known to be of one job gave none.
+    """
+    if given is not None:
+        if not isinstance(given, str) or not 0 < len(given) <= MOST_SAVE_ID or not given.isprintable():
+            raise InputError(
+                f"[save {path}] save_id: wanted a printable str of at most {MOST_SAVE_ID} characters; got "
+                f"{given!r:.100}."
+            )
+        return given
+    if here.ranks == 1:
+        return None
+    known = this_rank()
+    if known is None:
+        raise InputError(
+            f"[save {path}] save_id: wanted a str that the {here.ranks} ranks share, and another one for each save, as "
+            f"their parts are told by it from those of another run; got none, and torch.distributed, which would give "
+            f"one, is not initialized or has no store. Initialize it, or draw one in one rank (uuid.uuid4().hex) and "
+            f"give it to all."
+        )
+    key = (str(as_path(path)), step)
+    count = _saved[key] = _saved.pop(key, 0) + 1
+    for oldest in list(_saved)[:-_MOST_SAVED]:
+        del _saved[oldest]
+    said = f"{known.job} {here.ranks} {step} {count}"
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 def _rank_folders(path: AnyPath) -> dict[str, re.Match[str]]:

@@ -33,6 +33,9 @@ def recover(
     as the version behind the newest; nothing is taken out of the log. Give it dense= and optimizer=, too: what a commit
     is not given is as in the newest version.
 
+    Torch's generators stay as they are where the version has no states of them: it was committed with rng=False, or
+    imported.
+
     The tables must be as they were: layout, optimizer and seed. Training that goes on from here is, on CPU and with the
     same batches, bit for bit that which did not stop; the next commit to this log holds what changed since, whether a
     ChangeLog is open already or not.

@@ -16,6 +16,7 @@ docs/formats.md has every byte.
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,13 @@ def read_file(path: FilePath, limit: int = MOST_BYTES) -> bytearray:
 def write_file(path: FilePath, data: bytes) -> None:
     """Put a file in the place of another, which is there until the new one is on the disk."""
     temporary = path.with_name(path.name + ".tmp")
-    make_file(temporary, data)
-    _native.rename_file(temporary, path)
+    try:
+        make_file(temporary, data)
+        _native.rename_file(temporary, path)
+    except BaseException:
+        with suppress(StorageError):  # the next one is written over it
+            remove_file(temporary)
+        raise
     _native.sync_directory(path.parent)
 
 

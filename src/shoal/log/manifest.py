@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal import _native
@@ -16,6 +16,7 @@ from shoal.records import Layout
 
 FORMAT = "shoal log"
 FORMAT_VERSION = 2
+_FIELDS = ("format", "version", "id", "tables", "snapshots", "segments", "kept_from", "skipped", "epoch", "writer")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class SnapshotEntry:
 
     version: int
     crc32c: int
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)  # that this Shoal does not know
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Manifest:
     # Of who wrote last: each that opens the log and writes has a higher number, and draws a name.
     epoch: int = 0
     writer: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)  # that this Shoal does not know, as they came from the file
 
     def number_of(self, table: str) -> int | None:
         """The number of a table."""
@@ -90,11 +93,12 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
         "version": FORMAT_VERSION,
         "id": manifest.identity,
         "tables": [layout.to_json() for layout in manifest.layouts],
-        "snapshots": [{"version": one.version, "crc32c": one.crc32c} for one in manifest.snapshots],
+        "snapshots": [{"version": one.version, "crc32c": one.crc32c, **one.fields} for one in manifest.snapshots],
         "segments": list(manifest.segments),
         "kept_from": manifest.kept_from,
         **({"skipped": [list(one) for one in manifest.skipped]} if manifest.skipped else {}),
         **({"epoch": manifest.epoch, "writer": manifest.writer} if manifest.epoch else {}),
+        **manifest.fields,
     }
     data = sealed_json(value)
     if len(data) > MOST_MANIFEST_BYTES:
@@ -116,6 +120,7 @@ def read_manifest(files: Files) -> Manifest:
             f"[file {files.manifest}] this Shoal reads formats up to {FORMAT_VERSION}; the log is of {version}. "
             f"Install a newer Shoal."
         )
+    others = value.others(_FIELDS)
     identity = value.text("id")
     if not re.fullmatch("[0-9a-f]{32}", identity):
         raise StorageError(f"[file {files.manifest}] id: wanted 32 hexadecimal digits; got {identity!r:.100}.")
@@ -128,6 +133,7 @@ def read_manifest(files: Files) -> Manifest:
         tuple(value.items("skipped", _range)) if "skipped" in value.value else (),
         value.integer("epoch", 1) if "epoch" in value.value else 0,
         value.digits("writer", WRITER_DIGITS) if "epoch" in value.value else "",
+        others,
     )
     _check(files, manifest)
     return manifest
@@ -135,7 +141,8 @@ def read_manifest(files: Files) -> Manifest:
 
 def _snapshot(where: str, item: Any) -> SnapshotEntry:
     fields = Fields(where, item)
-    return SnapshotEntry(fields.integer("version"), fields.integer("crc32c", high=2**32 - 1))
+    others = fields.others(("version", "crc32c"))
+    return SnapshotEntry(fields.integer("version"), fields.integer("crc32c", high=2**32 - 1), others)
 
 
 def _range(where: str, item: Any) -> tuple[int, int]:

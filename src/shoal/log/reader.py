@@ -28,6 +28,7 @@ from shoal.table.changes import Mark
 
 # Segments that one reader keeps open, of the 1024 files that a process may have by default.
 _MOST_HELD = 256
+PARTIAL = "it says what changed since a commit that is not there"
 # The folders of a checkpoint that ranks saved.
 _PART = re.compile(r"rank-\d{5}-of-\d{5}")
 
@@ -201,6 +202,8 @@ class LogReader:
                     raise segment.damaged(whole.begin, wanted, f"version {whole.commit.version} stands there")
                 if (problem := chain.add(whole.commit)) is not None:
                     raise segment.damaged(whole.begin, wanted, problem)
+                if whole.commit.is_partial:
+                    raise segment.damaged(whole.begin, wanted, PARTIAL)
                 yield whole, held
                 wanted += 1
                 if self.manifest.is_skipped(wanted):  # a repair ended the segment here
@@ -455,7 +458,7 @@ class Version:
         number = self.manifest.number_of(table)
         held = 0 if base is None or table not in base.tables else base.size_of(table)
         for one in commits:
-            held += sum(place.header.payload_bytes for place in one.whole.frames if place.header.table == number)
+            held += sum(place.header.content_bytes for place in one.whole.frames if place.header.table == number)
         return held // self.layouts[table].row_bytes
 
     def changes(self, table: str) -> int:

@@ -20,12 +20,13 @@ from shoal.log.aside import Aside
 from shoal.log.chain import broken
 from shoal.log.commit import Commit
 from shoal.log.compact import compacting, write_snapshot
-from shoal.log.files import Files, names_in, remove_file, size_of
+from shoal.log.files import SEGMENT_HEADER_BYTES, Files, names_in, remove_file, size_of
 from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, next_epoch, read_manifest
 from shoal.log.reader import Version
 from shoal.log.segment import DamagedError, header_of
 from shoal.log.snapshot import Snapshot
 from shoal.log.survey import Found, Survey, Unfinished, survey
+from shoal.records.frames import Kind, encode_commit
 
 _PIECE_BYTES = 4 << 20
 # The first mends all; others are for what is damaged while the first is at work.
@@ -135,7 +136,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
             is_replaced = is_replaced or first in manifest.segments
             if not is_replaced:
                 made.append(files.segment(first))
-            _write_segment(files, manifest, first, written[first])
+            _write_segment(files, manifest, first, written[first], _base_of(kept, first))
         if kept.made_of is not None:
             is_replaced = is_replaced or kept.first in lost
             snapshots = (write_snapshot(files, kept.made_of, lambda _rows: None), *snapshots)
@@ -246,7 +247,7 @@ def _reach(base: _Base, run: list[Found]) -> tuple[int, int] | None:
             elif said.replaces or (begins and name not in names):
                 known.add(name)
         names |= set(tables)
-        if known >= set(tables):
+        if known >= set(tables) and not one.changes.commit.is_partial:
             low = one.version if low is None else low
             best = one.version, low
         else:
@@ -312,7 +313,18 @@ def _take_dense(files: Files, aside: Aside, kept: _Kept) -> None:
             aside.take(files.dense / name)
 
 
-def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_Range]) -> None:
+def _base_of(kept: _Kept, first: int) -> Commit | None:
+    """The commit before the first one of a segment, where that stood behind it in another: it need not say all."""
+    before = kept.commit
+    for one in kept.commits:
+        if one.version == first:
+            commit, begins = one.changes.commit, one.changes.whole.begin == SEGMENT_HEADER_BYTES
+            return None if begins or before is None or commit.before is None else replace(before, id=commit.before)
+        before = one.changes.commit
+    return None
+
+
+def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_Range], base: Commit | None) -> None:
     """A segment of commits that stand in others, in place of one that may be there."""
     path = files.segment(first)
     temporary = path.with_name(path.name + ".tmp")
@@ -322,6 +334,12 @@ def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_R
         with _native.File.create_new(temporary) as file:
             file.write(0, header)
             at = len(header)
+            if base is not None:
+                said, binary = base.to_frame(None)
+                content = {"commit": said, "id": base.id}
+                for piece in encode_commit(content, version=base.version, binary=binary, kind=Kind.BASE):
+                    file.write(at, piece)
+                    at += len(piece)
             for segment, begin, end in ranges:
                 with _native.File.open_to_read(files.segment(segment)) as source:
                     for offset in range(begin, end, _PIECE_BYTES):

@@ -1,18 +1,32 @@
 """A segment: a header of 64 bytes, then frames. A version's rows come first, its commit frame last.
 
+The first commit says all; of the others, most say only what changed. A base says what the commit before the first one
+said, where a repair let the segment begin with one that does not say all.
+
 What stands behind the last whole commit is being written, or was when its writer died.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from shoal import _native
 from shoal.errors import StorageError
-from shoal.log.commit import Commit, id_of
-from shoal.log.files import FilePath, size_of
+from shoal.log.commit import ID_DIGITS, Commit, id_of
+from shoal.log.fields import Fields
+from shoal.log.files import FilePath
 from shoal.records.excerpt import sentence, without_place
-from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader, Kind, check_payload, decode_commit
+from shoal.records.frames import (
+    FRAME_ALIGNMENT,
+    HEADER_BYTES,
+    MAGIC,
+    FrameHeader,
+    Kind,
+    binary_of,
+    check_payload,
+    decode_commit,
+)
 
 # magic, format version, 0, log, first version, 0, crc32c of the 60 bytes before it
 _HEADER = struct.Struct("<8sII16sQ20sI")
@@ -48,13 +62,23 @@ class WholeCommit:
 
 @dataclass
 class Scan:
-    """What a segment holds: whole commits, and where the last one ends."""
+    """What a segment holds: whole commits, and where the last one ends. last: the commit before `end`, where it is
+    known. known: commits of snapshots, by version, from which one is completed whose last one is damaged."""
 
     end: int
     last: Commit | None = None
+    known: Mapping[int, Commit] = field(default_factory=dict)
     problem: str | None = None  # what stands behind, if it is not a whole commit
     is_damaged: bool = False  # not just the beginning of one
     stopped: int = 0  # where a frame may stand next, if there is a problem
+
+    def before(self, version: int, known_as: str, said: Mapping[str, Any]) -> Commit | None:
+        """The commit from which one can be completed: the one that it names, or itself in a snapshot."""
+        for one in (self.last, self.known.get(version - 1)):
+            if one is not None and not one.is_partial and one.id and one.id == said.get("before"):
+                return one
+        same = self.known.get(version)
+        return same if same is not None and same.id == known_as else None
 
 
 @dataclass(frozen=True)
@@ -163,14 +187,18 @@ class SegmentFile:
                 scan.stopped = at
                 return
             at = place.end
-            if place.header.kind != Kind.COMMIT:
+            if place.header.kind not in (Kind.COMMIT, Kind.BASE):
                 frames.append(place)
                 continue
-            found = self._commit(place, frames)
+            is_base = place.header.kind is Kind.BASE
+            found = self._base(place) if is_base else self._commit(place, frames, scan)
             if isinstance(found, str):
                 scan.problem, scan.is_damaged = found, True
                 scan.stopped = at
                 return
+            if is_base:
+                scan.last = found
+                continue
             whole = WholeCommit(found, self.first, tuple(frames), scan.end, at)
             frames = []
             scan.end, scan.last = at, found
@@ -178,12 +206,12 @@ class SegmentFile:
 
     def check_paddings(self, whole: WholeCommit) -> None:
         """Raise StorageError where not zeros stand behind the payloads of a commit's frames."""
-        last = whole.frames[-1].end if whole.frames else whole.begin
-        where = f"file {self.path}, offset {last}"
-        commit = Place(FrameHeader.unpack(self.read(last, HEADER_BYTES), where), last + HEADER_BYTES)
-        for place in (*whole.frames, commit):
-            begin = place.offset + place.header.payload_bytes
-            if any(self.read(begin, place.end - begin)):
+        at = whole.begin
+        while at < whole.end:
+            where = f"file {self.path}, offset {at}"
+            place = Place(FrameHeader.unpack(self.read(at, HEADER_BYTES), where), at + HEADER_BYTES)
+            at, begin = place.end, place.offset + place.header.payload_bytes
+            if any(self.read(begin, at - begin)):
                 raise self.damaged(begin, whole.commit.version, "wanted zeros between frames; got others")
 
     def is_promised(self, version: int, scan: Scan) -> bool:
@@ -226,7 +254,7 @@ class SegmentFile:
         where = f"file {self.path}, offset {place.offset}"
         try:
             value = decode_commit(place.header, self.payload(place), where)
-            return Commit.from_json(where, value.get("commit")).kept
+            return Fields(where, value.get("commit")).integer("kept")
         except StorageError:
             return 0
 
@@ -251,7 +279,21 @@ class SegmentFile:
                 return _Wrong(f"the frame at {at}: {without_place(str(error))}")
         return place
 
-    def _commit(self, place: Place, frames: Sequence[Place]) -> Commit | str:
+    def _base(self, place: Place) -> Commit | str:
+        """The commit of a base, where one may be; else what is wrong."""
+        where = f"file {self.path}, offset {place.offset}"
+        if place.offset != _HEADER.size + HEADER_BYTES or place.header.payload_bytes > _COMMIT_LIMIT:
+            return f"a base at {place.offset} of {place.header.payload_bytes} bytes"
+        try:
+            payload = self.payload(place)
+            value = Fields(where, decode_commit(place.header, payload, where, Kind.BASE))
+            known_as = value.digits("id", ID_DIGITS)
+            found = Commit.from_json(where, value.value.get("commit"), known_as, binary_of(payload))
+            return f"a base at {place.offset} that does not say all" if found.is_partial else found
+        except StorageError as error:
+            return f"the base at {place.offset}: {without_place(str(error))}"
+
+    def _commit(self, place: Place, frames: Sequence[Place], scan: Scan) -> Commit | str:
         """The commit of a commit frame, if the frames before it are its own; else what is wrong."""
         where = f"file {self.path}, offset {place.offset}"
         if place.header.payload_bytes > _COMMIT_LIMIT:
@@ -259,7 +301,10 @@ class SegmentFile:
         try:
             payload = self.payload(place)
             value = decode_commit(place.header, payload, where)
-            commit = Commit.from_json(where, value.get("commit"), id_of(payload))
+            known_as, said = id_of(payload), Fields(where, value.get("commit")).value
+            commit = Commit.from_json(
+                where, said, known_as, binary_of(payload), scan.before(place.header.version, known_as, said)
+            )
         except StorageError as error:
             return f"the commit frame at {place.offset}: {without_place(str(error))}"
         if commit.version != place.header.version or any(one.header.version != commit.version for one in frames):
@@ -286,15 +331,23 @@ class SegmentWriter:
         self._at = end
         self._file = _native.File.open_to_write(path)
         self.headers: list[bytes] = []  # of the commit that is being written
+        self.holds_commit = False  # a commit frame that is not known to be kept
+        self.is_clean = True  # whether nothing stands after the last whole commit
 
     def append(self, frame: Sequence[memoryview]) -> None:
         """Write a frame, in pieces of which the first is its header, behind those before it."""
         self._require_own(self)
+        self.is_clean = False
         for piece in frame:
             if len(piece):
                 self._file.write(self._at, piece)
                 self._at += len(piece)
         self.headers.append(bytes(frame[0]))
+
+    def append_commit(self, frame: Sequence[memoryview]) -> None:
+        """Write the frame that ends a commit."""
+        self.append(frame)
+        self.holds_commit = True
 
     @property
     def is_in_place(self) -> bool:
@@ -302,22 +355,24 @@ class SegmentWriter:
         return self._file.is_in_place
 
     @property
-    def pending(self) -> int:
-        """Bytes of the commit that is being written."""
-        return self._at - self.end
+    def is_empty(self) -> bool:
+        """Whether it has no whole commit yet."""
+        return self.end == _HEADER.size
 
     def commit(self) -> None:
         """What was appended is a whole commit."""
         self.end = self._at
         self.headers = []
+        self.holds_commit, self.is_clean = False, True
 
     def abandon(self) -> None:
         """Take what was appended since the last whole commit away again."""
         self.headers = []
         self._require_own(self)
-        if self._at > self.end or (size_of(self.path) or 0) > self.end:
+        self._at = self.end
+        if not self.is_clean:
             self._file.truncate(self.end)
-            self._at = self.end
+        self.holds_commit, self.is_clean = False, True
 
     def sync(self) -> None:
         """What was written is on the disk."""

@@ -140,7 +140,8 @@ class SnapshotWriter:
     def __init__(self, files: Files, version: int, suffix: str = ".tmp") -> None:
         self._files = files
         self._version = version
-        self._folder = files.snapshots / f"{files.snapshot(version).name}{suffix}"
+        self._place = files.snapshot(version)
+        self._folder = files.snapshots / f"{self._place.name}{suffix}"
         remove_folder(self._folder)
         _native.make_directories(self._folder)
         self._tables: dict[str, TableBlocks] = {}
@@ -180,14 +181,14 @@ class SnapshotWriter:
             }
         )
         write_file(self._folder / _LIST, data)
-        place = self._files.snapshot(self._version)
-        remove_folder(place)  # of a writer that died before the manifest named it
-        _native.rename_file(self._folder, place)
+        remove_folder(self._place)  # of a writer that died before the manifest named it
+        _native.rename_file(self._folder, self._place)
+        self._folder = self._place
         _native.sync_directory(self._files.snapshots)
         return SnapshotEntry(self._version, _native.crc32c(data))
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove what was written. REQUIRES: no manifest names it."""
         if self._open is not None:
             self._open.abandon()
         remove_folder(self._folder)
@@ -204,8 +205,11 @@ class Snapshot:
         self._folder = files.snapshot(entry.version)
         path = self._folder / _LIST
         value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c, _most_bytes(path)))
+        value.others(("commit", "id", "tables"))
         known_as = value.digits("id", ID_DIGITS) if "id" in value.value else ""
         self.commit = Commit.from_json(f"file {path}, commit", value.object("commit").value, known_as)
+        if self.commit.is_partial:
+            raise StorageError(f"[file {path}] wanted a commit that says all; got one that does not. Restore the file.")
         if self.commit.version != entry.version:
             raise StorageError(f"[file {path}] wanted version {entry.version}; got {self.commit.version}.")
         self.tables: dict[str, TableBlocks] = {}
