@@ -1,11 +1,9 @@
 """Logs that somebody damaged: an error, or exactly what was committed; never wrong rows, never a crash."""
 
 import json
-import os
-import resource
 import shutil
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -15,6 +13,7 @@ import torch
 from forged import Forged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from limits import IS_SANITIZED, little_memory
 from logged import assert_rows, made, rows_of, train
 from sweeps import examples
 
@@ -120,27 +119,6 @@ def reopen(log, path):
 
 # Each gives exactly what was committed, or a ShoalError.
 READS = (recover, partial(load, version=3), partial(load, version=5), partial(at, version=3), partial(at, version=6))
-
-
-# A sanitizer's own heap does not survive a limit.
-IS_SANITIZED = "san.so" in os.environ.get("LD_PRELOAD", "")
-
-
-@contextmanager
-def little_memory():
-    """Who asks for more than a log of some 100 KB explains gets none: an error that is not Shoal's. The kernel counts
-    all of it, whoever allocates, also what threads reserve for their stacks and arenas."""
-    if IS_SANITIZED:
-        yield
-        return
-    room = (512 + 80 * (os.cpu_count() or 1)) << 20
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def succeeds(read, log, path):

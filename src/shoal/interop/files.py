@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from shoal import _native
 from shoal.errors import CheckpointError, InputError
-from shoal.log.files import remove_file, size_of
+from shoal.log.files import remove_file, require_held, size_of
 
 
 @contextmanager
@@ -65,6 +65,7 @@ class Source:
     def __init__(self, path: Path) -> None:
         if size_of(path) is None:
             raise CheckpointError(f"[file {path}] wanted a file to import; there is none. Is the path right?")
+        require_held(path)
         self._file = _native.File.open_to_read(str(path))
         self.size = self._file.size()
         self._at = 0

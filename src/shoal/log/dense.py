@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal import _native
-from shoal.errors import CheckpointError, InputError, ShoalError, StorageError
+from shoal.errors import CheckpointError, InputError, OutOfMemoryError, ShoalError, StorageError
 from shoal.log.commit import DenseFile
-from shoal.log.files import Files, remove_file, size_of
+from shoal.log.files import Files, remove_file, require_held, size_of
 from shoal.records import nested, tensors
 from shoal.records.excerpt import sentence
 from shoal.table import without_rows
@@ -92,7 +92,14 @@ def read_dense(path: Path, wanted: DenseFile, held: Any = None) -> dict[str, Any
     if size != wanted.bytes:
         got = "nothing" if size is None else f"{size} bytes"
         raise StorageError(f"[file {path}] wanted {wanted.bytes} bytes; got {got}. Restore it from another copy.")
-    data = bytearray(size)
+    require_held(path)
+    try:
+        data = bytearray(size)
+    except MemoryError:
+        raise OutOfMemoryError(
+            f"[file {path}] the operating system refused memory for its {size} bytes. Free memory, or leave dense= and "
+            f"optimizer= out."
+        ) from None
     if held is not None:
         held.read(0, data)
     else:
@@ -153,13 +160,19 @@ def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(held, Mapping):
         return  # only it knows
     groups = held.get("param_groups")
-    theirs = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else None
+    theirs = [_parameters_of(group) for group in groups] if isinstance(groups, list) else None
     mine = [len(group["params"]) for group in optimizer.param_groups]
     if mine != theirs:
         raise CheckpointError(
             f"[{where}] optimizer: it has groups of {mine} parameters; the version's had {theirs}. Make it as it was "
             f"committed, or leave optimizer= out."
         )
+
+
+def _parameters_of(group: Any) -> int | None:
+    """How many parameters a group has, as a file says; None where it is none."""
+    params = group.get("params", []) if isinstance(group, dict) else None
+    return len(params) if isinstance(params, list) else None
 
 
 @dataclass

@@ -13,17 +13,25 @@
 docs/formats.md has every byte.
 """
 
+import errno
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shoal import _native
 from shoal.errors import CheckpointError, StorageError
+from shoal.records import strict_json
 
 # A manifest or the list of a snapshot's blocks is small; what claims to be more is not ours.
 _MOST_JSON = 1 << 30
 _DIGITS = 20
+# A file may be this large, or so many times larger than the bytes that it holds: the rest is holes, which are read as
+# zeros and cost nobody anything. Copies of rows that are all zeros may have some.
+_MOST_WITH_HOLES = 64 << 20
+_MOST_TIMES_HELD = 1024
+_BLOCK_BYTES = 512  # in which the system counts
 SEGMENT_HEADER_BYTES = 64
 
 
@@ -98,6 +106,38 @@ def size_of(path: Path) -> int | None:
     return _native.file_size(str(path))
 
 
+def require_held(path: Path) -> None:
+    """Raise StorageError where a file is almost all holes: reading it would take time and memory that its bytes do not
+    explain."""
+    try:
+        status = os.stat(path)
+    except OSError:  # who opens it says what is wrong
+        return
+    if status.st_size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * status.st_blocks * _BLOCK_BYTES):
+        return
+    held = _held(path, status.st_size)  # some systems count no blocks
+    if status.st_size > max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * held):
+        raise StorageError(
+            f"[file {path}] wanted a file that holds what its {status.st_size} bytes say; got {held} bytes, and holes. "
+            f"Restore it from another copy."
+        )
+
+
+def _held(path: Path, size: int) -> int:
+    """Bytes of a file that are not in holes; all of them where the system does not say."""
+    held = at = 0
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        try:
+            while True:
+                begin = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                at = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+                held += at - begin
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no more data
+                return held
+    return size
+
+
 def read_file(path: Path, limit: int = _MOST_JSON) -> bytearray:
     """All of a small file."""
     if size_of(path) is None:
@@ -165,10 +205,7 @@ def read_sealed_json(path: Path, crc32c: int | None = None) -> dict[str, Any]:
     is_known = crc32c is None or crc32c == _native.crc32c(data)
     if last != f"crc32c {_native.crc32c(body):08x}".encode() or not is_known:
         raise StorageError(f"[file {path}] its checksum is not that of its text. Restore it from another copy.")
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"[file {path}] wanted JSON; {error}. Restore it from another copy.") from None
+    value = strict_json.parse(body, f"file {path}")
     if not isinstance(value, dict):
         raise StorageError(f"[file {path}] wanted a JSON object; got {type(value).__name__}. Restore it.")
     return value

@@ -19,9 +19,11 @@ from shoal import _native
 from shoal.errors import StorageError
 from shoal.log.commit import ID_DIGITS, Commit, id_of
 from shoal.log.fields import Fields, whole
-from shoal.log.files import Files, read_sealed_json, remove_folder, sealed_json, size_of, write_file
+from shoal.log.files import Files, read_sealed_json, remove_folder, require_held, sealed_json, size_of, write_file
+from shoal.log.keys import InOrder
 from shoal.log.manifest import SnapshotEntry
 from shoal.records import Layout, Rows
+from shoal.records.frames import most_bytes
 from shoal.records.stream import StreamDecoder, StreamEncoder
 
 BLOCK_BYTES = 16 << 20
@@ -215,6 +217,11 @@ class Snapshot:
         # Kept open, as others may remove them; otherwise opened when they are read, which is faster.
         self._held = {name: _native.File.open_to_read(str(self.path_of(name))) for name in self.tables if hold}
 
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self._folder
+
     def size_of(self, name: str) -> int:
         """Bytes of a table's file, as it is."""
         return self._held[name].size() if name in self._held else size_of(self.path_of(name)) or 0
@@ -241,12 +248,15 @@ class Snapshot:
             for block in table.blocks
             if block.last_bucket >= first_bucket and (end_bucket is None or block.first_bucket < end_bucket)
         ]
+        require_held(path)
         decoder = StreamDecoder(layout)
+        keys = InOrder(layout.buckets)
         reader = _native.FileReader.open(str(path)) if held is None else None
         try:
             for block in wanted:
-                where = f"file {path}, offset {block.offset}"
-                if block.offset + block.bytes > table.bytes or block.rows * layout.row_bytes > block.bytes:
+                where = f"file {path}, version {self.commit.version}, offset {block.offset}"
+                least, most = block.rows * layout.row_bytes, most_bytes(layout, block.rows)
+                if block.offset + block.bytes > table.bytes or not least <= block.bytes <= most:
                     raise SnapshotError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
                 data = _native.buffer(block.bytes)
                 if reader is not None:
@@ -266,10 +276,23 @@ class Snapshot:
                     raise SnapshotError(str(error)) from error
                 if len(rows) != block.rows:
                     raise SnapshotError(f"[{where}] wanted {block.rows} rows; got {len(rows)}. Restore the snapshot.")
+                _check_keys(where, name, keys, rows.keys, block, block is wanted[-1])
                 yield rows
         finally:
             if reader is not None:
                 reader.close()
+
+
+def _check_keys(where: str, name: str, seen: InOrder, keys: Tensor, block: Block, is_last: bool) -> None:
+    """Rows stand in the order of their keys' buckets, which are those of the block, each key once."""
+    where = f"[{where}] table {name!r:.100}"
+    if (at := seen.misplaced(keys, block.first_bucket, block.last_bucket)) is not None:
+        raise SnapshotError(
+            f"{where}: wanted keys in the order of their buckets, {block.first_bucket} to {block.last_bucket}; got key "
+            f"{int(keys[at])}, which is not. Restore the snapshot."
+        )
+    if (key := seen.add(keys, is_last)) is not None:
+        raise SnapshotError(f"{where}: wanted each key once; got key {key} again. Restore the snapshot.")
 
 
 def _check_order(where: str, table: TableBlocks, buckets: int) -> None:
