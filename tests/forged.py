@@ -47,13 +47,7 @@ class Forged:
     def write_segment(self, change):
         """Write the last segment anew, of frames that `change` takes and gives, as headers and inflated payloads. A
         commit names the one before it as that is now, where it named it before."""
-        path = sorted((self.path / "segments").iterdir())[-1]
-        content, frames, at = path.read_bytes(), [], 64
-        while at < len(content):
-            header = FrameHeader.unpack(content[at : at + 64], "test")
-            payload = bytes(inflated(header, content[at + 64 : at + 64 + header.payload_bytes], "test"))
-            at += header.frame_bytes
-            frames.append((replace(header, payload_bytes=len(payload), inflated_bytes=0), payload))
+        path, content, frames = self._last_segment()
         written, headers = content[:64], []
         ids = {id_of(payload): header.version for header, payload in frames if header.kind is Kind.COMMIT}
         renamed = {}
@@ -71,6 +65,27 @@ class Forged:
             written += packed + payload + bytes(-len(payload) % 64)
         path.write_bytes(written)
         (self.path / "HEAD").unlink()
+
+    def write_text(self, change):
+        """Write the last commit's text anew, which `change` takes and gives."""
+        path, content, frames = self._last_segment()
+        header, payload = frames[-1]
+        text = change(payload)
+        header = replace(header, payload_bytes=len(text), payload_crc=_native.crc32c(text))
+        begin = len(content) - frames[-1][0].frame_bytes
+        path.write_bytes(content[:begin] + header.pack() + text + bytes(-len(text) % 64))
+        (self.path / "HEAD").unlink()
+
+    def _last_segment(self):
+        """Its path, its bytes, and its frames as headers and inflated payloads."""
+        path = sorted((self.path / "segments").iterdir())[-1]
+        content, frames, at = path.read_bytes(), [], 64
+        while at < len(content):
+            header = FrameHeader.unpack(content[at : at + 64], "test")
+            payload = bytes(inflated(header, content[at + 64 : at + 64 + header.payload_bytes], "test"))
+            at += header.frame_bytes
+            frames.append((replace(header, payload_bytes=len(payload), inflated_bytes=0), payload))
+        return path, content, frames
 
     def write_commit(self, change):
         """Change what the last commit says."""

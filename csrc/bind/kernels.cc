@@ -5,6 +5,7 @@
 #include "kernels/bucket_order.h"
 #include "kernels/hash_ids.h"
 #include "kernels/pool.h"
+#include "kernels/row_checks.h"
 #include "kernels/rows_io.h"
 #include "kernels/update.h"
 
@@ -249,6 +250,29 @@ void bind_kernels(nb::module_& m) {
         order_by_bucket(keys.data(), int64_t(keys.shape(0)), buckets, out.data());
       },
       nb::arg("keys"), nb::arg("buckets"), nb::arg("out"), Released(), "Where the keys are that come by bucket");
+  m.def(
+      "repeated_key",
+      [](const std::vector<Vector<const int64_t>>& pieces) {
+        nb::gil_scoped_release released;
+        std::vector<std::span<const int64_t>> spans;
+        for (const auto& piece : pieces) spans.emplace_back(piece.data(), piece.shape(0));
+        return repeated_key(spans);
+      },
+      nb::arg("pieces"), "A key that comes more than once in these tensors; None where each comes once");
+  m.def(
+      "all_finite16",
+      [](Vector<const int16_t> floats, uint16_t exponent) {
+        return all_finite16({reinterpret_cast<const uint16_t*>(floats.data()), floats.shape(0)}, exponent);
+      },
+      nb::arg("floats"), nb::arg("exponent"), Released(),
+      "Whether none of these 16-bit floats, given as their bits, is NaN or infinity; `exponent`: its bits in one");
+  m.def(
+      "first_out_of_order",
+      [](Vector<const int64_t> keys, uint64_t buckets, uint64_t first, uint64_t last) {
+        return first_out_of_order({keys.data(), keys.shape(0)}, buckets, first, last);
+      },
+      nb::arg("keys"), nb::arg("buckets"), nb::arg("first"), nb::arg("last"), Released(),
+      "The first key whose bucket is outside of [first, last], or lower than that of the key before; -1 for none");
   m.def(
       "hash_strings",
       [](uintptr_t data, int64_t bytes, uintptr_t offsets, bool are_wide, Vector<int64_t> out, int threads) {

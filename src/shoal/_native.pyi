@@ -665,6 +665,21 @@ def unpack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=
 def order_by_bucket(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')]) -> None:
     """Where the keys are that come by bucket"""
 
+def repeated_key(pieces: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]]) -> int | None:
+    """
+    A key that comes more than once in these tensors; None where each comes once
+    """
+
+def all_finite16(floats: Annotated[torch.Tensor, dict(dtype='int16', shape=(None,), order='C', device='cpu', writable=False)], exponent: int) -> bool:
+    """
+    Whether none of these 16-bit floats, given as their bits, is NaN or infinity; `exponent`: its bits in one
+    """
+
+def first_out_of_order(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, first: int, last: int) -> int:
+    """
+    The first key whose bucket is outside of [first, last], or lower than that of the key before; -1 for none
+    """
+
 def hash_strings(data: int, bytes: int, offsets: int, are_wide: bool, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')], threads: int) -> int:
     """
     Ids of strings, by addresses of n + 1 offsets and of bytes; the first with wrong offsets, or -1

@@ -1,5 +1,6 @@
 """Loading tables from a checkpoint or a log, whatever their tiers, devices and ranks were."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from torch import Tensor
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
-from shoal.errors import CheckpointError, InputError, NotFoundError
+from shoal.errors import CheckpointError, InputError, NonFiniteWarning, NotFoundError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
@@ -22,6 +23,7 @@ from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Layout, Rows
+from shoal.records.finite import count_not_finite
 
 
 def load(
@@ -184,6 +186,7 @@ class _Plan:
     def __init__(
         self, where: str, version: Version, wanted: dict[str, LoggedTable], state: bool, cast: bool, rank: Rank
     ) -> None:
+        self._where = where
         self._version = version
         self._wanted = wanted
         self._rank = rank
@@ -215,10 +218,12 @@ class _Plan:
             filter_by = None if self._rank.ranks == 1 else (first, end)
             rows = min(self.commits[name].rows, self._version.most_rows(name))
             table.table.expect(rows // self._rank.ranks)
+            odd = 0
             with table.table.filling():
                 for change in made_ahead(self._version.steps(name, first, end)):
-                    apply(table, change, layout, target, self._state, filter_by)
+                    odd += apply(table, change, layout, target, self._state, filter_by)
                     progress(len(change.keys))
+            warn_of_not_finite(self._where, name, odd)
 
 
 def apply(
@@ -228,12 +233,13 @@ def apply(
     target: Layout,
     state: bool,
     buckets: tuple[int, int] | None,
-) -> None:
-    """Have a change of a table of one layout in one of another. Call while writing."""
+) -> int:
+    """Have a change of a table of one layout in one of another; returns how many rows have NaN or infinity. Call while
+    writing."""
     if change.puts is None:
         assert change.deletes is not None
         table.group.erase(table.number, change.deletes.to(table.group.device))
-        return
+        return 0
     rows = change.puts
     if buckets is not None:
         of = buckets_of(rows.keys.contiguous(), layout.buckets)
@@ -243,7 +249,21 @@ def apply(
     weights = rows.weights
     if layout.dtype != target.dtype:
         weights = _rounded(weights, target, rows.keys)
-    table.table.put(Rows(rows.keys, weights, columns, rows.scores))
+    put = Rows(rows.keys, weights, columns, rows.scores)
+    table.table.put(put)
+    return count_not_finite(put)
+
+
+def warn_of_not_finite(where: str, table: str, rows: int) -> None:
+    """Give a NonFiniteWarning where a table was loaded with some."""
+    if rows:
+        warnings.warn(
+            NonFiniteWarning(
+                f"[{where}] table {table!r}: {rows} of the rows that were read have NaN or infinity. Lookups of such "
+                f"keys give them too. Find them by table.lookup(table.keys()), and erase them."
+            ),
+            stacklevel=4,
+        )
 
 
 def _rounded(weights: Tensor, target: Layout, keys: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.loading import apply, emptied, require_path
+from shoal.checkpoint.loading import apply, emptied, require_path, warn_of_not_finite
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import require_no_ranks
 from shoal.config.checked import integer
@@ -97,10 +97,12 @@ def _recover(
         for name, table in known.items():
             table.follow(version.manifest.identity, version.commit.mark)
             table.table.expect(min(version.commit.tables[name].rows, version.most_rows(name)))
+            odd = 0
             with table.table.filling():
                 for change in made_ahead(version.steps(name)):
-                    apply(table, change, table.layout, table.layout, True, None)
+                    odd += apply(table, change, table.layout, table.layout, True, None)
                     bar(len(change.keys))
+            warn_of_not_finite(where, name, odd)
             memory = version.commit.tables[name]
             if len(table.table) != memory.rows:
                 raise StorageError(

@@ -46,7 +46,6 @@ def _table_json(table: TableSummary) -> dict[str, Any]:
         "bytes": table.bytes,
         "step": table.step,
         "scores": bars,
-        "nonfinite_scores": table.nonfinite_scores,
     }
 
 
@@ -73,6 +72,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "rows": report.rows,
         "dense": report.dense,
         "unfinished_bytes": report.unfinished,
+        "not_finite": report.not_finite,
         "problems": report.problems,
     }
 
@@ -86,6 +86,8 @@ def print_report(console: Console, path: FilePath, report: Report) -> None:
     for problem in report.problems:
         console.print(Text(problem, style="red"), soft_wrap=True)
     _print_unfinished(console, report.unfinished)
+    if report.not_finite:
+        console.print(Text(f"{report.not_finite:,} rows have NaN or infinity"), soft_wrap=True)
     if report.is_sound:
         console.print(Text("all of it is as it was written", style="green"))
 
@@ -164,5 +166,3 @@ def _print_scores(console: Console, table: TableSummary, bars: tuple[Bar, ...]) 
         _row(grid, f"{bar.low:g} to {bar.high:g}", "█" * length, f"{bar.rows:,}")
     console.print(Text(f"scores of {table.layout.name}", style="italic"))
     console.print(grid)
-    if table.nonfinite_scores:
-        console.print(Text(f"{table.nonfinite_scores:,} scores are NaN or infinity"))

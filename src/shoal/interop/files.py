@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from shoal import _native
 from shoal.errors import CheckpointError, InputError
-from shoal.log.files import FilePath, as_path, remove_file, size_of
+from shoal.log.files import FilePath, as_path, remove_file, require_held, size_of
 
 
 @contextmanager
@@ -67,6 +67,7 @@ class Source:
         place = as_path(path)
         if size_of(place) is None:
             raise CheckpointError(f"[file {path}] wanted a file to import; there is none. Is the path right?")
+        require_held(place)
         self._file = _native.File.open_to_read(place)
         self.size = self._file.size()
         self._at = 0

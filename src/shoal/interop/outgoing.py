@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.checkpoint.loading import require_one_save
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
-from shoal.errors import CheckpointError, InputError, NotFoundError
+from shoal.errors import CheckpointError, InputError, NotFoundError, StorageError
 from shoal.log.files import Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version, Winners
 from shoal.log.snapshot import buckets_of
@@ -45,6 +45,11 @@ class Outgoing:
         self.version = self._versions[0].commit.version
         said = [one.commit.tables[table] for one in self._versions]
         self.rows = sum(one.rows for one in said)
+        if self.rows > (most := sum(one.most_rows(table) for one in self._versions)):
+            raise StorageError(
+                f"[{self.where}] table {table!r}: its commit says {self.rows} rows; its files have {most} at most. "
+                f"`shoal verify` says whether it is damaged."
+            )
         self.step = max(one.step for one in said)
 
     def _version(self, reader: LogReader, wanted: int | None) -> Version:

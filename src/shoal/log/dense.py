@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal import _native
-from shoal.errors import CheckpointError, InputError, ShoalError, StorageError
+from shoal.errors import CheckpointError, InputError, OutOfMemoryError, ShoalError, StorageError
 from shoal.log.commit import DenseFile
-from shoal.log.files import FilePath, Files, remove_file, size_of
+from shoal.log.files import FilePath, Files, remove_file, require_held, size_of
 from shoal.records import nested, tensors
 from shoal.records.excerpt import excerpt, sentence
 from shoal.table import without_rows
@@ -91,7 +91,14 @@ def read_dense(path: FilePath, wanted: DenseFile, held: Any = None) -> dict[str,
     if size != wanted.bytes:
         got = "nothing" if size is None else f"{size} bytes"
         raise StorageError(f"[file {path}] wanted {wanted.bytes} bytes; got {got}. Restore it from another copy.")
-    data = bytearray(size)
+    require_held(path)
+    try:
+        data = bytearray(size)
+    except MemoryError:
+        raise OutOfMemoryError(
+            f"[file {path}] the operating system refused memory for its {size} bytes. Free memory, or leave dense= and "
+            f"optimizer= out."
+        ) from None
     if held is not None:
         held.read(0, data)
     else:
@@ -180,9 +187,15 @@ def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
     require_initialised(where, optimizer, held)
 
 
-def _group_sizes(state: Mapping[str, Any]) -> list[int] | None:
+def _group_sizes(state: Mapping[str, Any]) -> list[int | None] | None:
     groups = state.get("param_groups")
-    return [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else None
+    return [_parameters_of(group) for group in groups] if isinstance(groups, list) else None
+
+
+def _parameters_of(group: Any) -> int | None:
+    """How many parameters a group has, as a file says; None where it is none."""
+    params = group.get("params", []) if isinstance(group, dict) else None
+    return len(params) if isinstance(params, list) else None
 
 
 @dataclass

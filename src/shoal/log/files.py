@@ -22,6 +22,7 @@ from typing import Any
 
 from shoal import _native
 from shoal.errors import CheckpointError, StorageError
+from shoal.records import strict_json
 
 FilePath = _native.FilePath
 # What users give as a path.
@@ -38,6 +39,10 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 # Folders in each other, of those that are removed: a log has three.
 _MOST_DEPTH = 4
 _DIGITS = 20
+# A file may be this large, or so many times larger than the bytes that it holds: the rest is holes, which are read as
+# zeros and cost nothing. Copies of rows that are all zeros may have some.
+_MOST_WITH_HOLES = 64 << 20
+_MOST_TIMES_HELD = 1024
 SEGMENT_HEADER_BYTES = 64
 
 
@@ -119,6 +124,23 @@ def size_of(path: FilePath) -> int | None:
     return _native.file_size(path)
 
 
+def require_held(path: FilePath) -> None:
+    """Raise StorageError where a file is almost all holes: reading it would take time and memory that its bytes do not
+    explain."""
+    entry, size = _native.look_at(path), size_of(path) or 0
+    if entry is None or size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * entry.disk_bytes):
+        return
+    held = entry.disk_bytes
+    if not held:  # some systems do not count them, and tell which files have data
+        with _native.File.open_to_read(path) as file:
+            held = 0 if file.next_data(0) >= size else size
+    if size > max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * held):
+        raise StorageError(
+            f"[file {path}] wanted a file that holds what its {size} bytes say; got {held} bytes, and holes. "
+            f"Restore it from another copy."
+        )
+
+
 def read_file(path: FilePath, limit: int = MOST_BYTES) -> bytearray:
     """All of a small file."""
     if size_of(path) is None:
@@ -186,10 +208,7 @@ def read_sealed_json(path: FilePath, crc32c: int | None = None, limit: int = MOS
     if last != f"crc32c {_native.crc32c(body):08x}".encode() or not is_known:
         raise StorageError(f"[file {path}] its checksum is not that of its text. Restore it from another copy.")
     _require_few(path, body)
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"[file {path}] wanted JSON; {error}. Restore it from another copy.") from None
+    value = strict_json.parse(body, f"file {path}")
     if not isinstance(value, dict):
         raise StorageError(f"[file {path}] wanted a JSON object; got {type(value).__name__}. Restore it.")
     return value

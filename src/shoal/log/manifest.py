@@ -2,6 +2,7 @@
 
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -61,17 +62,22 @@ class Manifest:
 
     def after(self, version: int) -> int:
         """The number of the version after one."""
-        at = version + 1
-        return next((last + 1 for first, last in self.skipped if first <= at <= last), at)
+        skipped = self._range_of(version + 1)
+        return version + 1 if skipped is None else skipped[1] + 1
 
     def before(self, version: int) -> int:
         """The number of the version before one."""
-        at = version - 1
-        return next((first - 1 for first, last in self.skipped if first <= at <= last), at)
+        skipped = self._range_of(version - 1)
+        return version - 1 if skipped is None else skipped[0] - 1
 
     def is_skipped(self, version: int) -> bool:
         """Whether a repair took a version out."""
-        return any(first <= version <= last for first, last in self.skipped)
+        return self._range_of(version) is not None
+
+    def _range_of(self, version: int) -> tuple[int, int] | None:
+        """The range of skipped versions that has this one."""
+        at = bisect_right(self.skipped, version, key=lambda one: one[0]) - 1
+        return self.skipped[at] if at >= 0 and version <= self.skipped[at][1] else None
 
 
 def next_epoch(manifest: Manifest) -> Manifest:

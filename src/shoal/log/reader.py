@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,12 +19,13 @@ from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.head import Head, read_head
+from shoal.log.keys import KeysOnce
 from shoal.log.manifest import Manifest, SnapshotEntry, read_manifest
-from shoal.log.segment import DamagedError, Scan, SegmentFile, WholeCommit, header_of
+from shoal.log.segment import DamagedError, Place, Scan, SegmentFile, WholeCommit, header_of
 from shoal.log.snapshot import Snapshot, SnapshotError, buckets_of
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import sentence, without_place
-from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts
+from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts, require_explained
 from shoal.table.changes import Mark
 
 # Segments that one reader keeps open, of the 1024 files that a process may have by default.
@@ -94,20 +96,22 @@ class CommittedChanges:
         segment = self._segment
         if segment is None:
             segment = SegmentFile(self._files.segment(self.whole.segment), self._manifest.identity, self.whole.segment)
+        keys: dict[int, KeysOnce] = {}
+        left = Counter(place.header.table for place in wanted)
         try:
             for place in wanted:
                 where = f"file {segment.path}, version {self.version}, offset {place.offset}"
                 if place.header.table >= len(self._manifest.layouts):
                     raise StorageError(f"[{where}] wanted a table of the manifest; got number {place.header.table}.")
                 layout = self._manifest.layouts[place.header.table]
-                data = segment.payload(place)
                 try:
-                    if place.header.kind is Kind.PUTS:
-                        puts = decode_puts(place.header, data, layout, where, finite=False)
-                        change = TableChange(layout.name, puts=puts)
-                    else:
-                        deletes = decode_deletes(place.header, data, layout, where)
-                        change = TableChange(layout.name, deletes=deletes)
+                    change = _decoded(segment, place, layout, where)
+                    left[place.header.table] -= 1
+                    once = keys.setdefault(place.header.table, KeysOnce(layout.buckets))
+                    if (key := once.add(change.keys, left[place.header.table] == 0)) is not None:
+                        raise StorageError(
+                            f"[{where}] table {layout.name!r}: wanted each key once in a version; got key {key} again."
+                        )
                 except StorageError as error:
                     what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
                     self.damage = segment.damaged(self.whole.begin, self.version, what)
@@ -116,6 +120,15 @@ class CommittedChanges:
         finally:
             if segment is not self._segment:
                 segment.close()
+
+
+def _decoded(segment: SegmentFile, place: Place, layout: Layout, where: str) -> TableChange:
+    """What a frame holds."""
+    require_explained(place.header, layout, where)
+    data = segment.payload(place)
+    if place.header.kind is Kind.PUTS:
+        return TableChange(layout.name, puts=decode_puts(place.header, data, layout, where))
+    return TableChange(layout.name, deletes=decode_deletes(place.header, data, layout, where))
 
 
 class LogReader:

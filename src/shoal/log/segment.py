@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from shoal import _native
-from shoal.errors import StorageError
+from shoal.errors import OutOfMemoryError, StorageError
 from shoal.log.commit import ID_DIGITS, Commit, id_of
 from shoal.log.fields import Fields
-from shoal.log.files import FilePath
+from shoal.log.files import FilePath, require_held
 from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import (
     FRAME_ALIGNMENT,
@@ -24,7 +26,6 @@ from shoal.records.frames import (
     FrameHeader,
     Kind,
     binary_of,
-    check_payload,
     decode_commit,
 )
 
@@ -33,10 +34,13 @@ _HEADER = struct.Struct("<8sII16sQ20sI")
 _MAGIC = b"SHOALSEG"
 _FORMAT_VERSION = 1
 _COMMIT_LIMIT = 1 << 30
-_SEARCHED = 4 << 20  # bytes of a damaged file that are looked at together; a multiple of a frame's alignment
+_BINARY_LIMIT = 16 << 20  # states of generators, in a commit
+_PIECE_BYTES = 4 << 20  # that are read together; a multiple of a frame's alignment
+_MAGIC_WORD = int.from_bytes(MAGIC, "little", signed=True)
+_WORDS = FRAME_ALIGNMENT // 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a frame is."""
 
@@ -83,9 +87,10 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """What stands where a frame should."""
+    """What stands where a frame should. end: where another may begin: after the frame, where its header is right."""
 
     what: str
+    end: int
     is_cut: bool = False  # the file ends in the middle of it
 
 
@@ -133,6 +138,11 @@ class SegmentFile:
         self.first = first
         self._identity = identity
         self._file = _native.File.open_to_read(path)
+        try:
+            require_held(path)
+        except StorageError as error:
+            self._file.close()
+            raise self.damaged(0, first, without_place(str(error))) from None
 
     def close(self) -> None:
         """Let it go."""
@@ -142,9 +152,18 @@ class SegmentFile:
         """Bytes now."""
         return self._file.size()
 
+    def data_from(self, offset: int) -> int:
+        """Where the next bytes are that are not a hole's, which has any number of zeros; the end where none are."""
+        return self._file.next_data(offset)
+
     def read(self, offset: int, count: int) -> bytearray:
         """Some bytes. REQUIRES: the file has them."""
-        out = bytearray(count)
+        try:
+            out = bytearray(count)
+        except MemoryError:
+            raise OutOfMemoryError(
+                f"[file {self.path}] the operating system refused memory for {count} bytes at {offset}. Free memory."
+            ) from None
         if count:
             self._file.read(offset, out)
         return out
@@ -180,7 +199,7 @@ class SegmentFile:
             place = self._frame(at, size, kept_to, seen)
             if isinstance(place, _Wrong):
                 scan.problem, scan.is_damaged = place.what, not place.is_cut
-                scan.stopped = at + FRAME_ALIGNMENT
+                scan.stopped = place.end
                 return
             if place is None:
                 scan.problem = "a commit that is not complete" if frames else None
@@ -219,30 +238,25 @@ class SegmentFile:
         return scan.is_damaged and self._kept_behind(scan.end) >= version
 
     def _kept_behind(self, at: int) -> int:
-        size, kept = self.size(), 0
-        for offset in self.frames_from(at):
-            place = self._frame(offset, size)
-            if isinstance(place, Place) and place.header.kind is Kind.COMMIT:
+        """The newest version that a commit from an offset on says was on the disk before it."""
+        size, kept, frames = self.size(), 0, _Frames(self)
+        while (begin := frames.next_from(at)) is not None:
+            at = begin + FRAME_ALIGNMENT
+            try:
+                header = FrameHeader.unpack(frames.header(begin), f"file {self.path}, offset {begin}")
+            except StorageError:
+                continue
+            # A header that is right says where the next one is: nothing in its payload is one.
+            place = Place(header, begin + HEADER_BYTES)
+            at = place.end
+            if header.kind is Kind.COMMIT and place.end <= size:
                 kept = max(kept, self._kept_of(place))
         return kept
 
-    def frames_from(self, at: int) -> Iterator[int]:
-        """Where frames seem to begin, from an offset on, which is a multiple of a frame's alignment."""
-        size, begin = self.size(), at
-        # No frame begins in a hole, which may be any number of bytes.
-        while begin < size:
-            begin = max(begin, self._file.next_data(begin) // FRAME_ALIGNMENT * FRAME_ALIGNMENT)
-            data = self.read(begin, min(_SEARCHED + HEADER_BYTES, size - begin))
-            found = data.find(MAGIC)
-            while 0 <= found < _SEARCHED:
-                if found % FRAME_ALIGNMENT == 0:
-                    yield begin + found
-                found = data.find(MAGIC, found + 1)
-            begin += _SEARCHED
-
     def next_whole(self, at: int, fits: Callable[[int], bool], kept_to: int) -> int | None:
         """Where the next whole commit begins, from an offset on, whose version fits; None where there is none."""
-        while (begin := next(self.frames_from(at), None)) is not None:
+        frames = _Frames(self)
+        while (begin := frames.next_from(at)) is not None:
             scan = Scan(begin)
             whole = next(self.commits(begin, scan, kept_to), None)
             if whole is not None and fits(whole.commit.version):
@@ -253,10 +267,33 @@ class SegmentFile:
     def _kept_of(self, place: Place) -> int:
         where = f"file {self.path}, offset {place.offset}"
         try:
-            value = decode_commit(place.header, self.payload(place), where)
+            value = decode_commit(place.header, self._said(place), where)
             return Fields(where, value.get("commit")).integer("kept")
         except StorageError:
             return 0
+
+    def _said(self, place: Place) -> bytearray:
+        """The payload of a commit or a base: text, and perhaps a zero and some binary. Raises StorageError where it is
+        not, before all of it is read."""
+        size = place.header.payload_bytes
+        if size > _COMMIT_LIMIT:
+            raise StorageError(f"[file {self.path}] wanted a commit of {_COMMIT_LIMIT} bytes at most; got {size}.")
+        said = bytearray()
+        for piece in self._pieces(place):
+            text = piece.find(0)
+            if text >= 0 and size - len(said) - text > _BINARY_LIMIT:
+                raise StorageError(
+                    f"[file {self.path}] wanted a commit, which is text, with {_BINARY_LIMIT} other bytes at most; got "
+                    f"{size - len(said) - text} after a zero."
+                )
+            said += piece
+        return said
+
+    def _pieces(self, place: Place) -> Iterator[bytearray]:
+        """A payload, piece by piece."""
+        end = place.offset + place.header.payload_bytes
+        for begin in range(place.offset, end, _PIECE_BYTES):
+            yield self.read(begin, min(_PIECE_BYTES, end - begin))
 
     def _frame(self, at: int, size: int, kept_to: int = 0, seen: int = 0) -> Place | _Wrong | None:
         """The frame at an offset, or what is wrong with it; None at the end. Its payload is checked behind `kept_to`,
@@ -264,28 +301,31 @@ class SegmentFile:
         if at >= size:
             return None
         if at + HEADER_BYTES > size:
-            return _Wrong(f"{size - at} bytes at {at} that are less than a frame's header", is_cut=True)
+            return _Wrong(f"{size - at} bytes at {at} that are less than a frame's header", size, is_cut=True)
         try:
             header = FrameHeader.unpack(bytes(self.read(at, HEADER_BYTES)), f"file {self.path}, offset {at}")
         except StorageError as error:
-            return _Wrong(f"the frame at {at}: {without_place(str(error))}")
+            return _Wrong(f"the frame at {at}: {without_place(str(error))}", at + FRAME_ALIGNMENT)
         place = Place(header, at + HEADER_BYTES)
         if place.end > size:
-            return _Wrong(f"a frame at {at} of which only {size - at} bytes are there", is_cut=True)
+            what = f"a frame at {at} of which only {size - at} bytes are there"
+            return _Wrong(what, at + FRAME_ALIGNMENT, is_cut=True)
         if at >= kept_to and header.version > seen:
-            try:
-                check_payload(header, self.payload(place), f"file {self.path}, offset {at}")
-            except StorageError as error:
-                return _Wrong(f"the frame at {at}: {without_place(str(error))}")
+            crc = 0
+            for piece in self._pieces(place):
+                crc = _native.crc32c(piece, crc)
+            if crc != header.payload_crc:
+                what = f"wanted a payload with CRC {header.payload_crc:#010x}; got {crc:#010x}. It is damaged"
+                return _Wrong(f"the frame at {at}: {what}", place.end)
         return place
 
     def _base(self, place: Place) -> Commit | str:
         """The commit of a base, where one may be; else what is wrong."""
         where = f"file {self.path}, offset {place.offset}"
-        if place.offset != _HEADER.size + HEADER_BYTES or place.header.payload_bytes > _COMMIT_LIMIT:
-            return f"a base at {place.offset} of {place.header.payload_bytes} bytes"
+        if place.offset != _HEADER.size + HEADER_BYTES:
+            return f"a base at {place.offset}, which is not the segment's beginning"
         try:
-            payload = self.payload(place)
+            payload = self._said(place)
             value = Fields(where, decode_commit(place.header, payload, where, Kind.BASE))
             known_as = value.digits("id", ID_DIGITS)
             found = Commit.from_json(where, value.value.get("commit"), known_as, binary_of(payload))
@@ -296,10 +336,8 @@ class SegmentFile:
     def _commit(self, place: Place, frames: Sequence[Place], scan: Scan) -> Commit | str:
         """The commit of a commit frame, if the frames before it are its own; else what is wrong."""
         where = f"file {self.path}, offset {place.offset}"
-        if place.header.payload_bytes > _COMMIT_LIMIT:
-            return f"a commit frame at {place.offset} of {place.header.payload_bytes} bytes"
         try:
-            payload = self.payload(place)
+            payload = self._said(place)
             value = decode_commit(place.header, payload, where)
             known_as, said = id_of(payload), Fields(where, value.get("commit")).value
             commit = Commit.from_json(
@@ -312,6 +350,39 @@ class SegmentFile:
         if value.get("frames") != digest_of([one.header.pack() for one in frames]):
             return f"a commit at {place.offset} whose frames are not those that it had"
         return commit
+
+
+class _Frames:
+    """Looks for frames in a segment, from offsets that ascend. Each byte is read once."""
+
+    def __init__(self, segment: SegmentFile) -> None:
+        self._segment = segment
+        self._size = segment.size()
+        self._begin = 0
+        self._data = bytearray()
+        self._found: list[int] = []  # in these bytes, those not asked for yet, the last one first
+
+    def next_from(self, at: int) -> int | None:
+        """Where the next frame seems to begin, from an offset on, which is a multiple of a frame's alignment."""
+        while True:
+            while self._found:
+                if self._found[-1] >= at:
+                    return self._found[-1]
+                self._found.pop()
+            begin = max(at, self._begin + len(self._data) // FRAME_ALIGNMENT * FRAME_ALIGNMENT)
+            begin = max(begin, self._segment.data_from(begin) // FRAME_ALIGNMENT * FRAME_ALIGNMENT)
+            if begin + HEADER_BYTES > self._size:
+                return None
+            self._begin = begin
+            self._data = self._segment.read(begin, min(_PIECE_BYTES, self._size - begin))
+            whole = len(self._data) // FRAME_ALIGNMENT * FRAME_ALIGNMENT
+            words = torch.frombuffer(self._data, dtype=torch.int32, count=whole // 4)[::_WORDS]
+            self._found = [begin + FRAME_ALIGNMENT * one for one in (words == _MAGIC_WORD).nonzero()[:, 0].tolist()]
+            self._found.reverse()
+
+    def header(self, begin: int) -> bytes:
+        """The header of the frame that was found last."""
+        return bytes(self._data[begin - self._begin : begin - self._begin + HEADER_BYTES])
 
 
 def digest_of(headers: Sequence[bytes]) -> dict[str, int]:

@@ -25,12 +25,15 @@ from shoal.log.files import (
     names_in,
     read_sealed_json,
     remove_folder,
+    require_held,
     sealed_json,
     size_of,
     write_file,
 )
+from shoal.log.keys import InOrder
 from shoal.log.manifest import SnapshotEntry
 from shoal.records import Layout, Rows
+from shoal.records.frames import most_bytes
 from shoal.records.stream import StreamDecoder, StreamEncoder
 
 BLOCK_BYTES = 16 << 20
@@ -230,6 +233,11 @@ class Snapshot:
         # Kept open, as others may remove them; otherwise opened when they are read, which is faster.
         self._held = {name: _native.File.open_to_read(self.path_of(name)) for name in self.tables if hold}
 
+    @property
+    def folder(self) -> FilePath:
+        """Where its files are."""
+        return self._folder
+
     def size_of(self, name: str) -> int:
         """Bytes of a table's file, as it is."""
         return self._held[name].size() if name in self._held else size_of(self.path_of(name)) or 0
@@ -256,12 +264,15 @@ class Snapshot:
             for block in table.blocks
             if block.last_bucket >= first_bucket and (end_bucket is None or block.first_bucket < end_bucket)
         ]
+        require_held(path)
         decoder = StreamDecoder(layout)
+        keys = InOrder(layout.buckets)
         reader = _native.FileReader.open(path) if held is None else None
         try:
             for block in wanted:
-                where = f"file {path}, offset {block.offset}"
-                if block.offset + block.bytes > table.bytes or block.rows * layout.row_bytes > block.bytes:
+                where = f"file {path}, version {self.commit.version}, offset {block.offset}"
+                least, most = block.rows * layout.row_bytes, most_bytes(layout, block.rows)
+                if block.offset + block.bytes > table.bytes or not least <= block.bytes <= most:
                     raise SnapshotError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
                 data = _native.buffer(block.bytes)
                 if reader is not None:
@@ -281,6 +292,7 @@ class Snapshot:
                     raise SnapshotError(str(error)) from error
                 if len(rows) != block.rows:
                     raise SnapshotError(f"[{where}] wanted {block.rows} rows; got {len(rows)}. Restore the snapshot.")
+                _check_keys(where, name, keys, rows.keys, block, block is wanted[-1])
                 yield rows
         finally:
             if reader is not None:
@@ -293,6 +305,18 @@ def _most_bytes(path: FilePath) -> int:
         return MOST_BYTES
     found = [_native.look_at(path.with_name(name)) for name in names_in(path.parent) if name != path.name]
     return MOST_BYTES + sum(one.disk_bytes for one in found if one is not None) // _BLOCK_TO_LIST
+
+
+def _check_keys(where: str, name: str, seen: InOrder, keys: Tensor, block: Block, is_last: bool) -> None:
+    """Rows stand in the order of their keys' buckets, which are those of the block, each key once."""
+    where = f"[{where}] table {name!r:.100}"
+    if (at := seen.misplaced(keys, block.first_bucket, block.last_bucket)) is not None:
+        raise SnapshotError(
+            f"{where}: wanted keys in the order of their buckets, {block.first_bucket} to {block.last_bucket}; got key "
+            f"{int(keys[at])}, which is not. Restore the snapshot."
+        )
+    if (key := seen.add(keys, is_last)) is not None:
+        raise SnapshotError(f"{where}: wanted each key once; got key {key} again. Restore the snapshot.")
 
 
 def _check_order(where: str, table: TableBlocks, buckets: int) -> None:

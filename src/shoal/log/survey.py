@@ -1,7 +1,7 @@
 """Reading a log's files to their end, also what stands after damage, where readers stop."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import StorageError
 from shoal.log.chain import Chain
@@ -10,10 +10,9 @@ from shoal.log.files import FilePath, Files, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
 from shoal.log.reader import PARTIAL, CommittedChanges
-from shoal.log.segment import DamagedError, Scan, SegmentFile, header_of
+from shoal.log.segment import DamagedError, Place, Scan, SegmentFile, header_of
 from shoal.log.snapshot import Snapshot
 from shoal.records.excerpt import sentence, without_place
-from shoal.records.frames import HEADER_BYTES, check_payload
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,11 @@ def walk(
         if size_of(path) is None:
             yield DamagedError.at(path, first, 0, first, "the file is not there")
             continue
-        segment = SegmentFile(path, manifest.identity, first)
+        try:
+            segment = SegmentFile(path, manifest.identity, first)
+        except DamagedError as error:
+            yield error
+            continue
         try:
             for one in _Walk(files, manifest, head, chain, known, segment, end, newest, checked).items():
                 if isinstance(one, CommittedChanges):
@@ -237,22 +240,23 @@ def _as_damage(manifest: Manifest, one: Unfinished) -> DamagedError:
 
 
 def _lost(files: Files, manifest: Manifest, one: CommittedChanges) -> tuple[DamagedError | None, frozenset[str]]:
-    """The tables whose rows in a commit are damaged, and the first error."""
-    segment = SegmentFile(files.segment(one.whole.segment), manifest.identity, one.whole.segment)
-    names = [layout.name for layout in manifest.layouts]
+    """The tables whose rows in a commit are damaged, or are not what a version may have, and the first error."""
+    whole, names = one.whole, [layout.name for layout in manifest.layouts]
+    segment = SegmentFile(files.segment(whole.segment), manifest.identity, whole.segment)
+    by_table: dict[int, list[Place]] = {}
+    for place in whole.frames:
+        by_table.setdefault(place.header.table, []).append(place)
     lost: set[str] = set()
-    first = None
+    first: DamagedError | None = None
     try:
-        for place in one.whole.frames:
-            number = place.header.table
+        for number, frames in by_table.items():
             try:
-                check_payload(place.header, segment.payload(place), f"offset {place.offset}")
-                if number >= len(names):
-                    raise StorageError(f"[offset {place.offset}] wanted a table of the manifest; got number {number}.")
+                for _change in CommittedChanges(files, manifest, replace(whole, frames=frames), segment).changes():
+                    pass
             except StorageError as error:
                 if first is None:
-                    what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
-                    first = segment.damaged(one.whole.begin, one.version, what)
+                    placed = segment.damaged(whole.begin, one.version, without_place(str(error)))
+                    first = error if isinstance(error, DamagedError) else placed
                 lost |= set(names[number : number + 1]) or set(one.commit.tables)
     finally:
         segment.close()

@@ -50,8 +50,11 @@ _MOST_DEFLATED = 4096
 _RAW_DEFLATE = -15  # as zlib calls a stream without header and checksum
 _HEADER = struct.Struct("<4sHHIIQQQQ12s")
 _CRC = struct.Struct("<I")
-_KEY_BYTES = 8
+_KEY_BYTES = _SCORE_BYTES = 8
 _END_OF_TEXT = b"\0"  # which JSON has nowhere
+# Of a payload, in addition to its values: Arrow's messages, and what aligns each column.
+_MESSAGE_BYTES = 1 << 16
+_COLUMN_BYTES = 1 << 11
 _U64_MAX = 2**64 - 1
 assert _HEADER.size + _CRC.size == HEADER_BYTES
 
@@ -65,7 +68,7 @@ class Kind(IntEnum):
     BASE = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FrameHeader:
     """What stands before a payload."""
 
@@ -176,15 +179,13 @@ def encode_commit(
     return _frame(kind, NO_TABLE, version, 0, [memoryview(payload + _END_OF_TEXT + binary if binary else payload)])
 
 
-def decode_puts(
-    header: FrameHeader, payload: Buffer, layout: Layout, where: str, *, with_state: bool = True, finite: bool = True
-) -> Rows:
+def decode_puts(header: FrameHeader, payload: Buffer, layout: Layout, where: str, *, with_state: bool = True) -> Rows:
     """The rows of a frame, over the memory of `payload` where it is not deflated; all is checked, as in `from_arrow`.
 
     REQUIRES: `payload` begins at a multiple of 8 bytes, as that of a frame at a multiple of 64 does.
     """
     batch = _batch(header, Kind.PUTS, payload, arrow_schema(layout, with_state), where)
-    return from_arrow(batch, layout, where, with_state=with_state, finite=finite)
+    return from_arrow(batch, layout, where, with_state=with_state)
 
 
 def decode_deletes(header: FrameHeader, payload: Buffer, layout: Layout, where: str) -> Tensor:
@@ -205,6 +206,22 @@ def decode_commit(header: FrameHeader, payload: Buffer, where: str, kind: Kind =
 def binary_of(payload: Buffer) -> bytes:
     """The binary that was given to `encode_commit`."""
     return bytes(payload).partition(_END_OF_TEXT)[2]
+
+
+def most_bytes(layout: Layout, rows: int) -> int:
+    """The most bytes that so many rows, with state, take as Arrow's messages."""
+    names = sum(len(name.encode()) for name in (layout.name, *(column.name for column in layout.columns)))
+    values = rows * (_KEY_BYTES + layout.row_bytes + _SCORE_BYTES)
+    return values + _MESSAGE_BYTES + _COLUMN_BYTES * len(layout.columns) + 2 * names
+
+
+def require_explained(header: FrameHeader, layout: Layout, where: str) -> None:
+    """Raise StorageError where a payload is larger than its rows can be. Call it before the payload is read."""
+    most = most_bytes(layout, header.rows)
+    if header.payload_bytes > most:
+        raise StorageError(
+            f"[{where}] wanted {most} bytes at most for {header.rows} rows; got {header.payload_bytes}. Is it damaged?"
+        )
 
 
 def check_payload(header: FrameHeader, payload: Buffer, where: str) -> None:
