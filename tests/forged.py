@@ -84,7 +84,8 @@ class Forged:
             header = FrameHeader.unpack(content[at : at + 64], "test")
             payload = bytes(inflated(header, content[at + 64 : at + 64 + header.payload_bytes], "test"))
             at += header.frame_bytes
-            frames.append((replace(header, payload_bytes=len(payload), inflated_bytes=0), payload))
+            plain = {"payload_bytes": len(payload), "payload_crc": _native.crc32c(payload), "inflated_bytes": 0}
+            frames.append((replace(header, **plain), payload))
         return path, content, frames
 
     def write_commit(self, change):

@@ -219,7 +219,7 @@ def test_each_place_of_a_log_is_refused_by_name_before_anything_changes(strange,
 
 def test_parts_of_ranks_are_below_what_the_user_named(tmp_path, outside):
     for rank in range(2):
-        shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=1, progress=False)
+        shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=1, save_id="one", progress=False)
     shoal.load(tmp_path / "saved", made(), progress=False)
     part = tmp_path / "saved" / "rank-00001-of-00002"
     part.rename(tmp_path / "elsewhere")
@@ -228,7 +228,7 @@ def test_parts_of_ranks_are_below_what_the_user_named(tmp_path, outside):
     with pytest.raises(StorageError, match="rank-00001-of-00002] wanted a folder; got a link to "):
         shoal.load(tmp_path / "saved", made(), progress=False)
     with pytest.raises(StorageError, match="rank-00001-of-00002] wanted a folder; got a link to "):
-        shoal.save(tmp_path / "saved", made(), rank=1, ranks=2, step=2, progress=False)
+        shoal.save(tmp_path / "saved", made(), rank=1, ranks=2, step=2, save_id="two", progress=False)
     for name in ("inspect", "verify", "compact", "repair"):
         result = CliRunner().invoke(app, [name, str(tmp_path / "saved")])
         assert result.exit_code == 1 and "wanted a folder; got a link to " in result.output, name
@@ -255,16 +255,30 @@ def test_links_that_the_user_names_lead_on(tmp_path, monkeypatch):
     assert sorted(os.listdir("disk")) == ["imported", "runs", "x.parquet"]
 
 
-def test_a_hole_is_as_quick_as_no_byte_and_stays_one(strange, tmp_path):
-    """Of 1 TiB, which would take an hour to read, and more disk than there is."""
+def test_a_hole_after_the_last_commit_stays_one(strange, tmp_path):
     path = shutil.copytree(strange.path, tmp_path / "log")
     segment = max(path.glob("segments/*"))
-    os.truncate(segment, 1 << 40)
+    os.truncate(segment, 60 << 20)
     assert not CliRunner().invoke(app, ["verify", str(path)]).exception
     with pytest.warns(RepairWarning), shoal.ChangeLog(path, repair=True) as log:
         (kept,) = log.repairs[0].folder.rglob("*.seg*")
-        assert kept.stat().st_size > 1 << 39 and kept.stat().st_blocks * 512 < 1 << 20
+        assert kept.stat().st_size > 50 << 20 and kept.stat().st_blocks * 512 < 1 << 20
         assert log.version == 4 and log.verify().is_sound
+
+
+def test_a_segment_that_is_all_holes_is_refused_before_it_is_read(strange, tmp_path):
+    """Of 1 TiB, which would take an hour to read, and more disk than there is."""
+    path = shutil.copytree(strange.path, tmp_path / "log")
+    os.truncate(max(path.glob("segments/*")), 1 << 40)
+    for name in ("verify", "inspect"):
+        result = CliRunner().invoke(app, [name, str(path)])
+        assert result.exit_code == 1 and "and holes" in " ".join(result.output.split()), name
+    with pytest.raises(StorageError, match="and holes"):
+        shoal.load(path, made(), progress=False)
+    with pytest.warns(RepairWarning), shoal.ChangeLog(path, repair=True) as log:
+        (kept,) = log.repairs[0].folder.rglob("*.seg*")
+        assert kept.stat().st_size == 1 << 40 and kept.stat().st_blocks * 512 < 1 << 20
+        assert log.verify().is_sound
 
 
 # ---- small files with much in them
