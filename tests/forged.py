@@ -70,7 +70,8 @@ class Forged:
         """Write the last commit's text anew, which `change` takes and gives."""
         path, content, frames = self._last_segment()
         header, payload = frames[-1]
-        text = change(payload)
+        before, *binary = payload.split(b"\0", 1)
+        text = b"\0".join([change(before), *binary])
         header = replace(header, payload_bytes=len(text), payload_crc=_native.crc32c(text))
         begin = len(content) - frames[-1][0].frame_bytes
         path.write_bytes(content[:begin] + header.pack() + text + bytes(-len(text) % 64))
