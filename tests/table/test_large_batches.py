@@ -412,6 +412,10 @@ class Failing(MemoryStorage):
         self._count("write")
         super().write(keys, rows)
 
+    def erase(self, keys):
+        self._count("erase")
+        super().erase(keys)
+
 
 @pytest.fixture(autouse=True)
 def _nothing_fails():
@@ -494,6 +498,19 @@ def test_a_backward_that_fails_in_the_middle_says_what_did_not_take_the_step():
     with pytest.raises(BackwardError, match="applied already"):
         out.sum().backward()
     train_step(bags, batch)
+
+
+def test_an_erase_that_fails_drops_no_gradient_of_a_row_that_stays():
+    plain, bags, batch = failing_pair()
+    outs = [plain(batch).values(), bags(batch).values()]
+    Failing.fails = ("erase", 0)
+    with pytest.raises(OSError, match="erase failed"):
+        bags.table("t").erase(range(100, 500))
+    Failing.fails = None
+    for out in outs:
+        out.sum().backward()
+    assert bags.stats()["t"].counters["dropped_gradients"] == 0
+    assert_same_rows(plain, bags)
 
 
 def test_rows_that_a_disk_lost_are_told_by_the_lookup(tmp_path):

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -380,10 +381,17 @@ class HostGroup(Group):
         return self._kept(batch, keep)
 
     def _erase(self, number: int, erased: list[int], keys: Tensor) -> None:
-        for batch in self._leases.live():
-            if batch.large is not None:
-                batch.large.erased.setdefault(number, []).append(keys)
-        super()._erase(number, erased, keys)
+        gone = keys
+        try:
+            super()._erase(number, erased, keys)
+        except Exception:
+            with suppress(Exception):
+                gone = keys[~self.tables[number].contains(keys)]
+            raise
+        finally:
+            for batch in self._leases.live():
+                if batch.large is not None:
+                    batch.large.erased.setdefault(number, []).append(gone)
 
     def _stamp(self, batch: Batch, alone: bool) -> None:
         """Say that rows were used, where no backward will."""

@@ -147,7 +147,7 @@ class Reader:
         self._values, self._offsets, self._weights = values, offsets.to(torch.int64), weights
         self._size = (len(offsets) - 1) // max(len(plan.names), 1)
         self._to_bear = to_bear
-        self._areas: dict[int, _Area] = {}
+        self._newest_area: tuple[int, _Area] | None = None
         self._counts: list[tuple[HostTable, int, int, int]] = []
 
     def count(self) -> None:
@@ -255,11 +255,11 @@ class Reader:
         return Run(self._values[slice(*self._range(part))], rows_of_a_piece(self._tables[part.table]))
 
     def _area(self, number: int) -> _Area:
-        area = self._areas.get(number)
-        if area is None:
+        newest = self._newest_area
+        if newest is None or newest[0] != number:  # parts come by table: one has an area at a time
             table = self._tables[number]
-            area = self._areas[number] = _Area(table.config.dim, rows_of_a_piece(table))
-        return area
+            newest = self._newest_area = number, _Area(table.config.dim, rows_of_a_piece(table))
+        return newest[1]
 
     def _read(self, part: Part, run: Run, begin: int, end: int, counted: bool = True) -> tuple[Tensor, Tensor]:
         """The weights of a piece's keys, and which of them each position has."""
