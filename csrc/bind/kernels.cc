@@ -37,6 +37,8 @@ static std::vector<UpdateFeature> with_gradients(const std::vector<BoundUpdateFe
 struct BoundUpdateTable {
   UpdateTable table;
   Backwards* backwards;
+  // What the same backward left out in pieces before this update, which counts it; null if there were none.
+  const Backwards* pieces = nullptr;
 };
 
 // (table, rows whose sum overflowed) of the tables where there were any.
@@ -51,6 +53,10 @@ static std::vector<std::tuple<int64_t, int64_t>> update_rows(const std::vector<c
   std::vector<UpdateCounts> counts = update(tables, with_gradients(bound, grads), bags.bags(), threads);
   for (size_t t = 0; t < counts.size(); ++t) {
     Backwards& backwards = *bound_tables[t]->backwards;
+    if (const Backwards* pieces = bound_tables[t]->pieces) {
+      counts[t].dropped += pieces->dropped;
+      counts[t].nonfinite += pieces->skipped;
+    }
     ++backwards.step;
     ++backwards.applied;
     backwards.dropped += counts[t].dropped;
@@ -113,7 +119,7 @@ void bind_kernels(nb::module_& m) {
       .def(nb::init<>())
       .def_rw("step", &Backwards::step)
       .def_ro("applied", &Backwards::applied)
-      .def_ro("dropped", &Backwards::dropped, "Gradients of erased rows")
+      .def_rw("dropped", &Backwards::dropped, "Gradients of erased rows")
       .def_ro("skipped", &Backwards::skipped, "Rows whose gradients overflowed");
   nb::class_<BoundUpdateTable>(m, "UpdateTable", "One table's part of a backward pass")
       .def(
@@ -152,6 +158,10 @@ void bind_kernels(nb::module_& m) {
             bound.table.grad_scale = grad_scale;
           },
           nb::arg("score"), nb::arg("clock"), nb::arg("grad_scale"), "What the next backward has of its own")
+      .def(
+          "count_pieces", [](BoundUpdateTable& bound, const Backwards* pieces) { bound.pieces = pieces; },
+          nb::arg("pieces").none(), nb::keep_alive<1, 2>(),
+          "What pieces of the next backward left out before it is counted with it")
       .def(
           "track", [](BoundUpdateTable& bound, ChangedRows* changed) { bound.table.changed = changed; },
           nb::arg("changed").none(), nb::keep_alive<1, 2>(), "List the rows that change there");

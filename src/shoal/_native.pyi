@@ -612,6 +612,9 @@ class Backwards:
     def dropped(self) -> int:
         """Gradients of erased rows"""
 
+    @dropped.setter
+    def dropped(self, arg: int, /) -> None: ...
+
     @property
     def skipped(self) -> int:
         """Rows whose gradients overflowed"""
@@ -625,6 +628,9 @@ class UpdateTable:
 
     def begin(self, score: float, clock: int, grad_scale: float) -> None:
         """What the next backward has of its own"""
+
+    def count_pieces(self, pieces: Backwards | None) -> None:
+        """What pieces of the next backward left out before it is counted with it"""
 
     def track(self, changed: ChangedRows | None) -> None:
         """List the rows that change there"""
@@ -777,7 +783,9 @@ def place(tables: Sequence[tuple[Index, DramStore, int, int, int, int, int]], in
     """
 
 class Tally:
-    """Keys looked up, and those that had a row"""
+    """
+    Keys looked up, those that had a row in memory, and those that had one below
+    """
 
     def __init__(self) -> None: ...
 
@@ -786,6 +794,11 @@ class Tally:
 
     @property
     def hits(self) -> int: ...
+
+    @property
+    def fetched(self) -> int: ...
+
+    def add(self, lookups: int = 0, hits: int = 0, fetched: int = 0) -> None: ...
 
 class Bags:
     """
