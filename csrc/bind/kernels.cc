@@ -277,12 +277,18 @@ void bind_kernels(nb::module_& m) {
       nb::arg("floats"), nb::arg("exponent"), Released(),
       "Whether none of these 16-bit floats, given as their bits, is NaN or infinity; `exponent`: its bits in one");
   m.def(
-      "first_out_of_order",
+      "look_by_bucket",
       [](Vector<const int64_t> keys, uint64_t buckets, uint64_t first, uint64_t last) {
-        return first_out_of_order({keys.data(), keys.shape(0)}, buckets, first, last);
+        BucketedKeys found;
+        {
+          nb::gil_scoped_release released;
+          found = look_by_bucket({keys.data(), keys.shape(0)}, buckets, first, last);
+        }
+        return std::make_tuple(found.misplaced, found.repeated, found.head, found.tail);
       },
-      nb::arg("keys"), nb::arg("buckets"), nb::arg("first"), nb::arg("last"), Released(),
-      "The first key whose bucket is outside of [first, last], or lower than that of the key before; -1 for none");
+      nb::arg("keys"), nb::arg("buckets"), nb::arg("first"), nb::arg("last"),
+      "Of keys in the order of their buckets, which are in [first, last]: the position of one that is not, or -1; one "
+      "that is repeated, or None; how many have the bucket of the first; where those begin that have that of the last");
   m.def(
       "hash_strings",
       [](uintptr_t data, int64_t bytes, uintptr_t offsets, bool are_wide, Vector<int64_t> out, int threads) {

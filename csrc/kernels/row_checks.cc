@@ -130,19 +130,50 @@ bool all_finite16(std::span<const uint16_t> floats, uint16_t exponent) {
   return !bad;
 }
 
-int64_t first_out_of_order(std::span<const int64_t> keys, uint64_t buckets, uint64_t first, uint64_t last) {
-  const auto look = [&](auto bucket) -> int64_t {
-    uint64_t least = first;
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const uint64_t now = bucket(mix64(static_cast<uint64_t>(keys[i])));
-      if (now < least || now > last) return static_cast<int64_t>(i);
-      least = now;
+namespace {
+
+// The same, where `bucket` is that of a key.
+template <typename Bucket>
+BucketedKeys look(std::span<const int64_t> keys, uint64_t first, uint64_t last, const Bucket& bucket) {
+  const uint64_t seed = process_seed();
+  BucketedKeys found;
+  std::vector<uint64_t> hashes, set;
+  uint64_t least = first;
+  size_t begin = 0;
+  for (size_t end = 0; begin < keys.size() && !found.repeated; begin = end) {
+    const uint64_t now = bucket(keys[begin]);
+    if (now < least || now > last) {
+      found.misplaced = static_cast<int64_t>(begin);
+      return found;
     }
-    return -1;
-  };
+    least = now;
+    size_t zeros = 0;
+    hashes.clear();
+    for (end = begin; end < keys.size() && bucket(keys[end]) == now; ++end) {
+      const uint64_t hash = hash_of(keys[end], seed);
+      zeros += !hash;
+      if (hash) hashes.push_back(hash);
+    }
+    if (!begin) found.head = static_cast<int64_t>(end);
+    found.tail = static_cast<int64_t>(begin);
+    const auto some = keys.subspan(begin, end - begin);
+    const bool is_large = hashes.size() > 2 * kHashesOfPart;
+    if (zeros > 1 || is_large || repeated_in_part(hashes, 0, set)) {
+      const std::span<const int64_t> pieces[] = {some};
+      found.repeated = repeated_key(pieces);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+BucketedKeys look_by_bucket(std::span<const int64_t> keys, uint64_t buckets, uint64_t first, uint64_t last) {
   // A division takes longer than all else.
-  if (std::has_single_bit(buckets)) return look([&](uint64_t hash) { return hash & (buckets - 1); });
-  return look([&](uint64_t hash) { return hash % buckets; });
+  if (std::has_single_bit(buckets))
+    return look(keys, first, last,
+                [mask = buckets - 1](int64_t key) { return mix64(static_cast<uint64_t>(key)) & mask; });
+  return look(keys, first, last, [buckets](int64_t key) { return bucket_of(key, buckets); });
 }
 
 }  // namespace shoal

@@ -58,20 +58,31 @@ void any_number_is_a_key() {
   }
 }
 
-void keys_out_of_the_order_of_buckets_are_found() {
+void keys_in_the_order_of_buckets_are_looked_at() {
   for (uint64_t buckets : {1ull, 2ull, 1000ull, 4096ull, (1ull << 31) - 1}) {
-    Keys keys(3000);
+    Keys keys(30'000);
     for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i * 31) - 300;
     const auto bucket = [&](int64_t key) { return bucket_of(key, buckets); };
     std::sort(keys.begin(), keys.end(), [&](int64_t a, int64_t b) { return bucket(a) < bucket(b); });
     const uint64_t first = bucket(keys.front()), last = bucket(keys.back());
-    CHECK(first_out_of_order(keys, buckets, first, last) == -1, buckets);
+    const auto in = [&](uint64_t wanted) {
+      return std::count_if(keys.begin(), keys.end(), [&](int64_t key) { return bucket(key) == wanted; });
+    };
+    const BucketedKeys found = look_by_bucket(keys, buckets, first, last);
+    CHECK(found.misplaced == -1 && !found.repeated, buckets);
+    CHECK(found.head == in(first) && found.tail == int64_t(keys.size()) - in(last), buckets);
+    for (size_t at : {size_t{0}, size_t{100}, keys.size() - 2}) {
+      Keys changed = keys;
+      changed.insert(changed.begin() + int64_t(at), keys[at]);
+      CHECK(look_by_bucket(changed, buckets, first, last).repeated == keys[at], buckets, at);
+    }
     if (first == last) continue;
-    CHECK(first_out_of_order(keys, buckets, first + 1, last) == 0, buckets);
-    CHECK(first_out_of_order(keys, buckets, first, last - 1) > 0, buckets);
+    CHECK(look_by_bucket(keys, buckets, first + 1, last).misplaced == 0, buckets);
+    CHECK(look_by_bucket(keys, buckets, first, last - 1).misplaced == found.tail, buckets);
     std::swap(keys.front(), keys.back());
-    CHECK(first_out_of_order(keys, buckets, first, last) == 1, buckets);
+    CHECK(look_by_bucket(keys, buckets, first, last).misplaced > 0, buckets);
   }
+  CHECK(look_by_bucket({}, 7, 0, 6).misplaced == -1);
 }
 
 void floats_that_are_not_finite_are_found() {
@@ -96,6 +107,6 @@ int main() {
   shoal::a_key_that_comes_twice_is_found_wherever_it_is();
   shoal::keys_in_ascending_order_that_repeat_are_found();
   shoal::any_number_is_a_key();
-  shoal::keys_out_of_the_order_of_buckets_are_found();
+  shoal::keys_in_the_order_of_buckets_are_looked_at();
   shoal::floats_that_are_not_finite_are_found();
 }

@@ -681,9 +681,9 @@ def all_finite16(floats: Annotated[torch.Tensor, dict(dtype='int16', shape=(None
     Whether none of these 16-bit floats, given as their bits, is NaN or infinity; `exponent`: its bits in one
     """
 
-def first_out_of_order(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, first: int, last: int) -> int:
+def look_by_bucket(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, first: int, last: int) -> tuple[int, int | None, int, int]:
     """
-    The first key whose bucket is outside of [first, last], or lower than that of the key before; -1 for none
+    Of keys in the order of their buckets, which are in [first, last]: the position of one that is not, or -1; one that is repeated, or None; how many have the bucket of the first; where those begin that have that of the last
     """
 
 def hash_strings(data: int, bytes: int, offsets: int, are_wide: bool, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')], threads: int) -> int:

@@ -12,7 +12,7 @@ from hypothesis import find
 
 import shoal
 from shoal.errors import NonFiniteWarning, StorageError
-from shoal.log.keys import InOrder, KeysOnce
+from shoal.log.keys import InOrder, KeysOnce, Seen
 from shoal.log.reader import SnapshotWarning
 from shoal.log.repair import RepairWarning
 from shoal.log.snapshot import buckets_of
@@ -209,8 +209,7 @@ def test_keys_in_the_order_of_buckets_are_let_go():
     keys = keys[buckets_of(keys, 1000).sort(stable=True).indices]
     once = InOrder(1000)
     for piece in keys.split(500):
-        assert once.misplaced(piece, 0, 999) is None
-        assert once.add(piece, False) is None
+        assert once.add(piece, 0, 999, False) == Seen()
         assert sum(map(len, once._open)) < 50
-    assert once.misplaced(keys[:1], 0, 999) == 0
-    assert once.misplaced(keys[-1:], 0, 998) == 0
+    assert once.add(keys[:1], 0, 999, False).misplaced == 0
+    assert once.add(keys[-1:], 0, 998, False).misplaced == 0

@@ -127,18 +127,22 @@ def size_of(path: FilePath) -> int | None:
 def require_held(path: FilePath) -> None:
     """Raise StorageError where a file is almost all holes: reading it would take time and memory that its bytes do not
     explain."""
+    if (what := holes_in(path)) is not None:
+        raise StorageError(f"[file {path}] {what}. Restore it from another copy.")
+
+
+def holes_in(path: FilePath) -> str | None:
+    """Returns what is wrong with a file that is almost all holes; None where it is not."""
     entry, size = _native.look_at(path), size_of(path) or 0
     if entry is None or size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * entry.disk_bytes):
-        return
+        return None
     held = entry.disk_bytes
     if not held:  # some systems do not count them, and tell which files have data
         with _native.File.open_to_read(path) as file:
             held = 0 if file.next_data(0) >= size else size
-    if size > max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * held):
-        raise StorageError(
-            f"[file {path}] wanted a file that holds what its {size} bytes say; got {held} bytes, and holes. "
-            f"Restore it from another copy."
-        )
+    if size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * held):
+        return None
+    return f"wanted a file that holds what its {size} bytes say; got {held} bytes, and holes"
 
 
 def read_file(path: FilePath, limit: int = MOST_BYTES) -> bytearray:

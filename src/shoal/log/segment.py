@@ -17,7 +17,7 @@ from shoal import _native
 from shoal.errors import OutOfMemoryError, StorageError
 from shoal.log.commit import ID_DIGITS, Commit, id_of
 from shoal.log.fields import Fields
-from shoal.log.files import FilePath, require_held
+from shoal.log.files import FilePath, holes_in
 from shoal.records.excerpt import sentence, without_place
 from shoal.records.frames import (
     FRAME_ALIGNMENT,
@@ -138,11 +138,9 @@ class SegmentFile:
         self.first = first
         self._identity = identity
         self._file = _native.File.open_to_read(path)
-        try:
-            require_held(path)
-        except StorageError as error:
+        if (what := holes_in(path)) is not None:
             self._file.close()
-            raise self.damaged(0, first, without_place(str(error))) from None
+            raise self.damaged(0, first, what)
 
     def close(self) -> None:
         """Let it go."""

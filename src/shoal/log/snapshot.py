@@ -307,16 +307,17 @@ def _most_bytes(path: FilePath) -> int:
     return MOST_BYTES + sum(one.disk_bytes for one in found if one is not None) // _BLOCK_TO_LIST
 
 
-def _check_keys(where: str, name: str, seen: InOrder, keys: Tensor, block: Block, is_last: bool) -> None:
+def _check_keys(where: str, name: str, keys_so_far: InOrder, keys: Tensor, block: Block, is_last: bool) -> None:
     """Rows stand in the order of their keys' buckets, which are those of the block, each key once."""
     where = f"[{where}] table {name!r:.100}"
-    if (at := seen.misplaced(keys, block.first_bucket, block.last_bucket)) is not None:
+    found = keys_so_far.add(keys, block.first_bucket, block.last_bucket, is_last)
+    if found.misplaced is not None:
         raise SnapshotError(
             f"{where}: wanted keys in the order of their buckets, {block.first_bucket} to {block.last_bucket}; got key "
-            f"{int(keys[at])}, which is not. Restore the snapshot."
+            f"{int(keys[found.misplaced])}, which is not. Restore the snapshot."
         )
-    if (key := seen.add(keys, is_last)) is not None:
-        raise SnapshotError(f"{where}: wanted each key once; got key {key} again. Restore the snapshot.")
+    if found.repeated is not None:
+        raise SnapshotError(f"{where}: wanted each key once; got key {found.repeated} again. Restore the snapshot.")
 
 
 def _check_order(where: str, table: TableBlocks, buckets: int) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from shoal import _native
+from shoal.config import get_num_threads
 from shoal.records.rows import Rows
 
 # The bits of NaN and infinity.
@@ -18,7 +19,7 @@ def all_finite(values: Tensor) -> bool:
     if values.dtype in _EXPONENTS:
         return _native.all_finite16(values.view(torch.int16).reshape(-1), _EXPONENTS[values.dtype])
     if values.dtype == torch.float32:
-        return _native.all_finite(values.data_ptr(), 1, values.numel(), 0, 1)
+        return _native.all_finite(values.data_ptr(), 1, values.numel(), 0, get_num_threads())
     return bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 
