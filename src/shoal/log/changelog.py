@@ -690,8 +690,10 @@ class ChangeLog:
         meanwhile: its work has a lower priority than the caller's. Other processes may, too (`shoal compact PATH`)."""
         if self._is_reading:
             self._require_open()
-        if self._writer is not None and self._failed is None and os.getpid() == self._process:
-            self._require_own()
+        if os.getpid() == self._process:
+            with self._mutex:  # not while a commit begins another segment
+                if self._writer is not None and self._failed is None:
+                    self._require_own()
         if self.version == 0:
             return None
         return in_background(lambda go_on: compact(self._files, retain=self._retain, progress=go_on))
