@@ -1,7 +1,10 @@
 """Batches of more rows than memory holds: they give what they give with memory for all rows, bit for bit."""
 
 import gc
+import os
+import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -415,6 +418,62 @@ def test_a_log_has_what_changed_below_memory(tmp_path):
     assert_same_rows(bags, again)
     keys = bags.table("t").keys()
     assert torch.equal(bags.table("t").scores(keys), again.table("t").scores(keys))
+
+
+# ---- signals
+
+
+class Stop(Exception):
+    """What a handler of a signal raises."""
+
+
+class Signalled(MemoryStorage):
+    """A signal comes after the nth write from then on."""
+
+    comes: int | None = None
+
+    def write(self, keys, rows):
+        super().write(keys, rows)
+        if Signalled.comes is not None:
+            Signalled.comes -= 1
+            if Signalled.comes < 0:
+                Signalled.comes = None
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Handler:
+    def plain(self, _number, _frame):
+        raise Stop
+
+    def __call__(self, number, frame):
+        self.plain(number, frame)
+
+
+def raise_stop(_number, _frame):
+    raise Stop
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [raise_stop, Handler().plain, Handler(), partial(raise_stop)],
+    ids=["function", "method", "object", "partial"],
+)
+def test_what_a_handler_raises_within_a_storage_is_an_interrupt_and_no_failure(handler):
+    table = {"name": "t", "dim": 4, "optimizer": shoal.Adam(lr=0.1)}
+    plain, bags = collection([table]), collection([table], [shoal.Dram(LITTLE), Signalled])
+    outs = [one(kjt({"t": [list(range(900))]})).values().sum() for one in (plain, bags)]
+    outs[0].backward()
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        Signalled.comes = 2
+        with pytest.raises(Stop):
+            outs[1].backward(retain_graph=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(BackwardError, match="applied already"):
+        outs[1].backward()
+    assert bags.stats()["t"].tiers[1].failures == 0
+    assert_same(plain, bags)
 
 
 # ---- storages that fail
