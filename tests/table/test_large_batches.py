@@ -1,7 +1,10 @@
 """Batches of more rows than memory holds: they give what they give with memory for all rows, bit for bit."""
 
 import gc
+import os
+import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from tiered import assert_equal_outputs, below, collection, outputs
 
 import shoal
 from shoal import _native
-from shoal.errors import BackwardError, CapacityError, NonFiniteError, StorageError
+from shoal.errors import BackwardError, CapacityError, NonFiniteError, OutOfMemoryError, StorageError
 from shoal.storage import MemoryStorage
 
 KINDS = ("ssd", "memory")
@@ -326,6 +329,34 @@ def test_a_gradient_of_a_row_erased_since_is_dropped(tmp_path):
     assert_same(plain, tiered)
 
 
+@pytest.mark.parametrize("missing", ["init", "zero"])
+@pytest.mark.parametrize("change", ["erase", "erase and assign", "assign"])
+def test_weight_gradients_are_of_the_rows_that_the_forward_saw(change, missing, tmp_path):
+    table = {"name": "t", "dim": 4, "features": ["x", shoal.Feature("y", "read")], "missing": missing}
+    for training in (True, False):
+        both = plain, tiered = pair("ssd", tmp_path / str(training), [table])
+        grads = []
+        for bags in both:
+            train_step(bags, kjt({"x": [list(range(600))], "y": [[]]}))
+            batch = kjt({"x": [list(range(900)), [5]], "y": [list(range(500, 1500)), []]}, weights=0.5)
+            batch.weights().requires_grad_()
+            out = bags.train(training)(batch).values()
+            handle = bags.table("t")
+            for keys, times in ((list(range(100, 300)), 1), (list(range(200, 310)), 2), (list(range(1400, 1420)), 3)):
+                if "erase" in change:
+                    handle.erase(keys)
+                if "assign" in change:
+                    for some in torch.tensor(keys).split(10):
+                        handle.assign(some, torch.full((len(some), 4), float(times)))
+            # Keys that had no row get one, and lose it again.
+            handle.assign([1499, 1498], torch.ones(2, 4))
+            handle.erase([1498])
+            out.sum().backward()
+            grads.append(batch.weights().grad)
+        assert torch.equal(*grads)
+        assert_same_rows(plain, tiered)
+
+
 def test_a_backward_happens_once(tmp_path):
     _, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 4}])
     out = bags(kjt({"t": [list(range(900))]})).values()
@@ -389,6 +420,62 @@ def test_a_log_has_what_changed_below_memory(tmp_path):
     assert torch.equal(bags.table("t").scores(keys), again.table("t").scores(keys))
 
 
+# ---- signals
+
+
+class Stop(Exception):
+    """What a handler of a signal raises."""
+
+
+class Signalled(MemoryStorage):
+    """A signal comes after the nth write from then on."""
+
+    comes: int | None = None
+
+    def write(self, keys, rows):
+        super().write(keys, rows)
+        if Signalled.comes is not None:
+            Signalled.comes -= 1
+            if Signalled.comes < 0:
+                Signalled.comes = None
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Handler:
+    def plain(self, _number, _frame):
+        raise Stop
+
+    def __call__(self, number, frame):
+        self.plain(number, frame)
+
+
+def raise_stop(_number, _frame):
+    raise Stop
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [raise_stop, Handler().plain, Handler(), partial(raise_stop)],
+    ids=["function", "method", "object", "partial"],
+)
+def test_what_a_handler_raises_within_a_storage_is_an_interrupt_and_no_failure(handler):
+    table = {"name": "t", "dim": 4, "optimizer": shoal.Adam(lr=0.1)}
+    plain, bags = collection([table]), collection([table], [shoal.Dram(LITTLE), Signalled])
+    outs = [one(kjt({"t": [list(range(900))]})).values().sum() for one in (plain, bags)]
+    outs[0].backward()
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        Signalled.comes = 2
+        with pytest.raises(Stop):
+            outs[1].backward(retain_graph=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(BackwardError, match="applied already"):
+        outs[1].backward()
+    assert bags.stats()["t"].tiers[1].failures == 0
+    assert_same(plain, bags)
+
+
 # ---- storages that fail
 
 
@@ -396,13 +483,14 @@ class Failing(MemoryStorage):
     """Fails where it is told to: before the nth call of that name from then on."""
 
     fails: tuple[str, int] | None = None
+    error: type[Exception] = OSError
 
     def _count(self, call):
         if Failing.fails is None or Failing.fails[0] != call:
             return
         Failing.fails = (call, Failing.fails[1] - 1)
         if Failing.fails[1] < 0:
-            raise OSError(f"{call} failed")
+            raise Failing.error(f"{call} failed")
 
     def read(self, keys):
         self._count("read")
@@ -419,7 +507,7 @@ class Failing(MemoryStorage):
 
 @pytest.fixture(autouse=True)
 def _nothing_fails():
-    Failing.fails = None
+    Failing.fails, Failing.error = None, OSError
     _native.clear_faults()
     yield
     Failing.fails = None
@@ -498,6 +586,15 @@ def test_a_backward_that_fails_in_the_middle_says_what_did_not_take_the_step():
     with pytest.raises(BackwardError, match="applied already"):
         out.sum().backward()
     train_step(bags, batch)
+
+
+def test_memory_that_is_refused_in_the_middle_of_a_backward_says_what_did_not_take_the_step():
+    _plain, bags, batch = failing_pair()
+    out = bags(batch).values()
+    Failing.fails, Failing.error = ("write", 2), MemoryError
+    with pytest.raises(OutOfMemoryError) as failed:
+        out.sum().backward()
+    assert "of the 900 keys of table 't'" in " ".join(failed.value.__notes__)
 
 
 def test_an_erase_that_fails_drops_no_gradient_of_a_row_that_stays():

@@ -19,6 +19,7 @@ from shoal.config import Ssd, Table
 from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.storage import Answer, SsdStorage, Storage
 from shoal.table.content import TierStats
+from shoal.table.handlers import is_of_a_handler
 
 _SCORE_BYTES = 8
 # Rows that are read ahead may take this part of the table's memory beside it, and no more than so many bytes.
@@ -153,7 +154,7 @@ class _Named:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not is_of_a_handler(error):
             self._below._failed(self._call, error)
 
 

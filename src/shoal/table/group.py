@@ -93,7 +93,10 @@ class Around:
                 f"{who} refused memory for a tensor. Free memory, use smaller batches, or bound the tables with "
                 f"Table(tiers=[{tier}(...)])."
             )
-        raise OutOfMemoryError(f"[{self._group.name}] {text}") from error
+        refused = OutOfMemoryError(f"[{self._group.name}] {text}")
+        for note in getattr(error, "__notes__", ()):  # of what it left
+            refused.add_note(note)
+        raise refused from error
 
 
 class Staging(Protocol):

@@ -373,7 +373,7 @@ class HostGroup(Group):
         batch.bags = bags_of(values, offsets, batch.weights, len(plan.names), plan.copies)
         large = batch.large = large_batch(plan, batch.bags, batch.training)
         find_births(self.tables, large)
-        reader = Reader(self.tables, plan, values, offsets, batch.weights, large.to_bear)
+        reader = Reader(self.tables, plan, values, offsets, batch.weights, large.to_bear, large.seen)
         reader.read(out)
         births = bear(self.tables, large)
         reader.count()
@@ -382,16 +382,21 @@ class HostGroup(Group):
 
     def _erase(self, number: int, erased: list[int], keys: Tensor) -> None:
         gone = keys
+        large = [batch.large for batch in self._leases.live() if batch.large is not None and not batch.applied]
+        for one in large:
+            one.seen.keep(number, self.tables[number], keys)
         try:
             super()._erase(number, erased, keys)
         except Exception:
             with suppress(Exception):
-                gone = keys[~self.tables[number].contains(keys)]
+                stays = self.tables[number].contains(keys)
+                gone = keys[~stays]
+                for one in large:
+                    one.seen.forget(number, keys[stays])
             raise
         finally:
-            for batch in self._leases.live():
-                if batch.large is not None:
-                    batch.large.erased.setdefault(number, []).append(gone)
+            for one in large:
+                one.erased.setdefault(number, []).append(gone)
 
     def _stamp(self, batch: Batch, alone: bool) -> None:
         """Say that rows were used, where no backward will."""
@@ -454,7 +459,7 @@ class HostGroup(Group):
             rows = [self._gradient(grad) for grad in grads]
             result = torch.empty(0, dtype=torch.float32, device="cpu")
             if weight_gradient and batch.large is not None:
-                reader = Reader(self.tables, batch.plan, values, offsets, batch.weights, {})
+                reader = Reader(self.tables, batch.plan, values, offsets, batch.weights, {}, batch.large.seen)
                 result = reader.weight_gradients(rows[0])
             elif weight_gradient:
                 plan = batch.plan

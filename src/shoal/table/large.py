@@ -22,7 +22,7 @@ from shoal.ops.update import LeftOut, update
 from shoal.storage import DramStorage
 from shoal.table.arrivals import Arrivals, Arriving
 from shoal.table.decided import Decided
-from shoal.table.pieces import rows_of_a_piece
+from shoal.table.pieces import Seen, rows_of_a_piece
 from shoal.table.plan import POOLINGS, Plan
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Large:
     tables: Sequence[int]
     to_bear: dict[int, Tensor] = field(default_factory=dict)  # by table, the keys that had no row, in ascending order
     erased: dict[int, list[Tensor]] = field(default_factory=dict)  # by table, those that were erased since
+    seen: Seen = field(default_factory=Seen)
 
     def keys_of(self, at: int) -> tuple[Tensor, Tensor]:
         """The distinct keys of a table, and which of them were not erased since the forward."""

@@ -7,13 +7,14 @@ next piece.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.index import HostIndex
+from shoal.index import NO_SLOT, HostIndex
 from shoal.ops.pool import bags_of, pool
 from shoal.ops.update import weight_gradients
 from shoal.storage import DramStorage
@@ -128,10 +129,55 @@ class _Area:
         return weight_gradients([self._storage.rows], [feature], [grad], [self._none], bags, len(which))
 
 
+@dataclass
+class Seen:
+    """What the forward of a batch with per-sample weights saw: their gradient is of these rows, also where other calls
+    erased some, or made rows for keys that had none."""
+
+    keys: dict[int, Tensor] = field(default_factory=dict)  # by table, in ascending order
+    absent: dict[int, Tensor] = field(default_factory=dict)  # of them, those without a row
+    erased: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # keys, and their weights until then
+
+    def keep(self, number: int, table: "HostTable", keys: Tensor) -> None:
+        """Keep the rows of keys that are about to be erased."""
+        if number not in self.keys:
+            return
+        keys = keys[torch.isin(keys, self.keys[number])].unique()
+        for known in (self.absent[number], *(some for some, _rows in self.erased.get(number, []))):
+            keys = keys[~torch.isin(keys, known)]
+        kept, weights = [], []
+        for some in keys.split(rows_of_a_piece(table)):
+            rows, is_here, is_below = table.weights_from(some, None)
+            has = is_here | is_below
+            kept.append(some[has])
+            weights.append(rows[has])
+        self.erased.setdefault(number, []).append((torch.cat(kept), torch.cat(weights)))
+
+    def forget(self, number: int, keys: Tensor) -> None:
+        """These were not erased."""
+        kept = self.erased.get(number, [])
+        for at, (some, rows) in enumerate(kept):
+            still = ~torch.isin(some, keys)
+            kept[at] = some[still], rows[still]
+
+    def put(self, number: int, table: "HostTable", keys: Tensor, rows: Tensor) -> None:
+        """Have the rows of these distinct keys as the forward saw them, in place of what others made of them."""
+        absent = torch.isin(keys, self.absent[number])
+        nowhere = torch.full((int(absent.sum()),), NO_SLOT, dtype=torch.int32, device="cpu")
+        rows[absent] = table.storage.read(nowhere, table.missing, keys[absent])
+        for some, were in self.erased.get(number, []):
+            if not len(some):
+                continue
+            at = torch.searchsorted(some, keys).clamp_(max=len(some) - 1)  # they are in ascending order
+            mine = some[at] == keys
+            rows[mine] = were[at[mine]]
+
+
 class Reader:
     """Rows of a batch, read in pieces. REQUIRES: the group is held, at least beside other readers.
 
-    `to_bear`: by table, the keys that will be born once all is read, which already read so.
+    `to_bear`: by table, the keys that will be born once all is read, which already read so. `seen`: what a forward
+    fills, and its backward is given.
     """
 
     def __init__(
@@ -142,7 +188,10 @@ class Reader:
         offsets: Tensor,
         weights: Tensor | None,
         to_bear: dict[int, Tensor],
+        seen: Seen,
     ) -> None:
+        self._seen = seen
+        self._pieces_seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # keys, and those without a row
         self._tables, self._plan = tables, plan
         self._values, self._offsets, self._weights = values, offsets.to(torch.int64), weights
         self._size = (len(offsets) - 1) // max(len(plan.names), 1)
@@ -151,7 +200,10 @@ class Reader:
         self._counts: list[tuple[HostTable, int, int, int]] = []
 
     def count(self) -> None:
-        """Count what was read: nothing failed."""
+        """Count what was read, and tell what was seen: nothing failed."""
+        for number, pieces in self._pieces_seen.items():
+            self._seen.keys[number] = torch.cat([keys for keys, _absent in pieces]).unique()
+            self._seen.absent[number] = torch.cat([absent for _keys, absent in pieces]).unique()
         for table, keys, here, below in self._counts:
             table.tally.add(keys, here, below)
 
@@ -197,7 +249,7 @@ class Reader:
             counts = offsets.diff()
             bag_of = torch.repeat_interleave(torch.arange(self._size, device="cpu"), counts)
             for first, stop in run.pieces(0, len(run)):
-                rows, which = self._read(part, run, first, stop, counted=False)
+                rows, which = self._read(part, run, first, stop, is_forward=False)
                 area.write(rows)
                 low, high = int(bag_of[first]), int(bag_of[stop - 1]) + 1
                 bags = offsets[low : high + 1].clamp(first, stop) - first
@@ -261,14 +313,21 @@ class Reader:
             newest = self._newest_area = number, _Area(table.config.dim, rows_of_a_piece(table))
         return newest[1]
 
-    def _read(self, part: Part, run: Run, begin: int, end: int, counted: bool = True) -> tuple[Tensor, Tensor]:
+    def _read(self, part: Part, run: Run, begin: int, end: int, is_forward: bool = True) -> tuple[Tensor, Tensor]:
         """The weights of a piece's keys, and which of them each position has."""
         table = self._tables[part.table]
         keys, which = run.piece(begin, end)
         rows, is_here, is_below = table.weights_from(keys, self._to_bear.get(part.table))
-        if counted:
-            here, below = int(is_here[which].sum()), int(is_below[which].sum())
-            self._counts.append((table, end - begin, here, below))
+        if not is_forward:
+            self._seen.put(part.table, table, keys, rows)
+            return rows, which
+        here, below = int(is_here[which].sum()), int(is_below[which].sum())
+        self._counts.append((table, end - begin, here, below))
+        if self._weights is not None:
+            absent = keys[~(is_here | is_below)]
+            if part.table in self._to_bear:
+                absent = absent[~torch.isin(absent, self._to_bear[part.table])]
+            self._pieces_seen.setdefault(part.table, []).append((keys, absent))
         return rows, which
 
     def _count_alone(self, part: Part) -> None:
