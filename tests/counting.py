@@ -15,9 +15,21 @@ class Calls:
     count = 0  # if none did
 
 
+_CALLS = {
+    "open": lambda _file, path: _native.File.open_to_read(path).close(),
+    "write": lambda file, _path: file.write(0, b"x"),
+    "sync": lambda file, _path: file.sync(),
+    "remove": lambda _file, path: _native.remove_file(f"{path}.none"),
+    "rename": lambda _file, path: _native.rename_file(path, path),
+    "truncate": lambda file, _path: file.truncate(1),
+    "sync_directory": lambda _file, path: _native.sync_directory(str(Path(path).parent)),
+    "make_directory": lambda _file, path: _native.make_directories(str(Path(path).parent)),
+}
+
+
 @contextmanager
 def failing(call, folder, part="", *, after, error=errno.EIO):
-    """The call behind so many of its kind, writes or syncs, fails, on files of a folder whose paths have a part."""
+    """The call behind so many of its kind, those of `_CALLS`, fails, on files of a folder whose paths have a part."""
     own = Path(folder, f"{part}.count{part}")
     calls = Calls()
     with _native.File.create_new(str(own)) as file:
@@ -29,7 +41,7 @@ def failing(call, folder, part="", *, after, error=errno.EIO):
             left = 0
             with suppress(StorageError):
                 while left <= after:
-                    file.write(0, b"x") if call == "write" else file.sync()
+                    _CALLS[call](file, str(own))
                     left += 1
             calls.has_failed, calls.count = left > after, after - left
             _native.clear_faults()

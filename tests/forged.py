@@ -8,7 +8,19 @@ from shoal.log.commit import id_of
 from shoal.log.files import sealed_json
 from shoal.log.segment import digest_of
 from shoal.records import strict_json
-from shoal.records.frames import FrameHeader, Kind
+from shoal.records.frames import FrameHeader, Kind, inflated
+
+
+def content_of(payload):
+    """What a commit frame says, and the states of generators."""
+    text, _, binary = payload.partition(b"\0")
+    return json.loads(text), binary
+
+
+def payload_of(value, binary):
+    """The opposite."""
+    text = strict_json.encode(value, "test")
+    return text + b"\0" + binary if binary else text
 
 
 class Forged:
@@ -33,23 +45,19 @@ class Forged:
         self.write_manifest()
 
     def write_segment(self, change):
-        """Write the last segment anew, of frames that `change` takes and gives, as headers and payloads. A commit names
-        the one before it as that is now, where it named it before."""
-        path = sorted((self.path / "segments").iterdir())[-1]
-        content, frames, at = path.read_bytes(), [], 64
-        while at < len(content):
-            header = FrameHeader.unpack(content[at : at + 64], "test")
-            frames.append((header, content[at + 64 : at + 64 + header.payload_bytes]))
-            at += header.frame_bytes
+        """Write the last segment anew, of frames that `change` takes and gives, as headers and inflated payloads. A
+        commit names the one before it as that is now, where it named it before."""
+        path, content, frames = self._last_segment()
         written, headers = content[:64], []
         ids = {id_of(payload): header.version for header, payload in frames if header.kind is Kind.COMMIT}
         renamed = {}
         for header, payload in change(frames):
             if header.kind is Kind.COMMIT:
-                value = json.loads(payload) | {"frames": digest_of(headers)}
+                value, binary = content_of(payload)
+                value |= {"frames": digest_of(headers)}
                 before = value["commit"]["before"]
                 value["commit"]["before"] = renamed.get(ids.get(before), before)
-                payload, headers = strict_json.encode(value, "test"), []
+                payload, headers = payload_of(value, binary), []
                 renamed[header.version] = id_of(payload)
                 header = replace(header, payload_bytes=len(payload))
             packed = replace(header, payload_crc=_native.crc32c(payload)).pack()
@@ -58,14 +66,37 @@ class Forged:
         path.write_bytes(written)
         (self.path / "HEAD").unlink()
 
+    def write_text(self, change):
+        """Write the last commit's text anew, which `change` takes and gives."""
+        path, content, frames = self._last_segment()
+        header, payload = frames[-1]
+        before, *binary = payload.split(b"\0", 1)
+        text = b"\0".join([change(before), *binary])
+        header = replace(header, payload_bytes=len(text), payload_crc=_native.crc32c(text))
+        begin = len(content) - frames[-1][0].frame_bytes
+        path.write_bytes(content[:begin] + header.pack() + text + bytes(-len(text) % 64))
+        (self.path / "HEAD").unlink()
+
+    def _last_segment(self):
+        """Its path, its bytes, and its frames as headers and inflated payloads."""
+        path = sorted((self.path / "segments").iterdir())[-1]
+        content, frames, at = path.read_bytes(), [], 64
+        while at < len(content):
+            header = FrameHeader.unpack(content[at : at + 64], "test")
+            payload = bytes(inflated(header, content[at + 64 : at + 64 + header.payload_bytes], "test"))
+            at += header.frame_bytes
+            plain = {"payload_bytes": len(payload), "payload_crc": _native.crc32c(payload), "inflated_bytes": 0}
+            frames.append((replace(header, **plain), payload))
+        return path, content, frames
+
     def write_commit(self, change):
         """Change what the last commit says."""
 
         def changed(frames):
             header, payload = frames[-1]
-            value = json.loads(payload)
+            value, binary = content_of(payload)
             change(value["commit"])
-            return [*frames[:-1], (header, json.dumps(value).encode())]
+            return [*frames[:-1], (header, payload_of(value, binary))]
 
         self.write_segment(changed)
 

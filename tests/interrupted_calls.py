@@ -39,7 +39,7 @@ def made(tables, folder, tiers=None, kind=shoal.EmbeddingBagCollection):
     """A collection that was trained for two steps, with most rows below memory if there are tiers."""
     if tiers is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        tiers = [shoal.Dram("12KiB"), below(tiers, str(folder / "rows"))]
+        tiers = [shoal.Dram("16KiB"), below(tiers, str(folder / "rows"))]
     bags = kind([shoal.Table(tiers=tiers, **one) for one in tables], seed=3)
     for seed in range(2):
         train(bags, batch_of(seed, tiers), seed)

@@ -19,8 +19,9 @@ _RUNS = 2
 @cache
 def _never_interrupted(code: CodeType) -> frozenset[int]:
     """The instructions between the body of a `with` and the call of its `__exit__`, where Python looks for no signal:
-    an exception there would skip the call, as none can."""
-    found: set[int] = set()
+    an exception there would skip the call, as none can. Nor does it at a NOP, such as that of a `try` right after a
+    `with` has entered, which no handler covers."""
+    found = {one.offset for one in dis.get_instructions(code) if one.opname == "NOP"}
     run: list[dis.Instruction] = []
     for one in dis.get_instructions(code):
         nones = sum(each.opname == "LOAD_CONST" for each in run)

@@ -78,7 +78,7 @@ def test_new_names_are_found_by_themselves(monkeypatch):
     monkeypatch.setattr("shoal.interop.files.__all__", ["replacing"], raising=False)
     api.public.cache_clear()
     try:
-        assert "shoal.interop.files.replacing(path: Path) -> Iterator[Path]" in api.render()
+        assert "shoal.interop.files.replacing(path: Path) -> Iterator[FilePath]" in api.render()
     finally:
         api.public.cache_clear()
 

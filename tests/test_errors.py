@@ -23,7 +23,15 @@ BUILTIN_BASES = {
     "CheckpointError": RuntimeError,
     "ForkError": RuntimeError,
 }
-WARNINGS = ["ModeWarning", "OptimizerWarning", "RanksWarning", "StateWarning", "WeightsWarning", "PrefetchWarning"]
+WARNINGS = [
+    "ModeWarning",
+    "OptimizerWarning",
+    "RanksWarning",
+    "StateWarning",
+    "WeightsWarning",
+    "NonFiniteWarning",
+    "PrefetchWarning",
+]
 
 
 def test_every_exception_is_exported_and_is_a_shoal_error():

@@ -72,6 +72,20 @@ def test_nothing_else_is_reachable() -> None:
     assert shown - submodules - set(shoal.__all__) == set()
 
 
+@pytest.mark.parametrize(
+    "name", ["dcp.load", "parquet.export_parquet", "safetensors.import_safetensors", "torchrec.table_of"]
+)
+def test_interop_is_there_by_its_full_name_and_imported_when_it_is_asked_for(name: str) -> None:
+    before = modules_after("import shoal")
+    after = modules_after(f"import shoal\nshoal.interop.{name}")
+    assert f"shoal.interop.{name.partition('.')[0]}" in after - before
+
+
+def test_what_interop_does_not_have_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match=r"module 'shoal\.interop' has no attribute 'nothing'"):
+        shoal.interop.nothing  # noqa: B018
+
+
 def modules_after(statement: str) -> set[str]:
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

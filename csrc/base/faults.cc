@@ -161,12 +161,12 @@ PowerCut::Changed* PowerCut::changed(int descriptor) {
   return &files_.back();
 }
 
-bool PowerCut::place_of(const std::string& path, Place* place) {
-  std::string whole = path;
+bool PowerCut::place_of(const NameAt& at, Place* place) {
+  std::string whole = at.name;
   while (whole.size() > 1 && whole.back() == '/') whole.pop_back();
   const size_t slash = whole.rfind('/');
   const std::string above = slash == std::string::npos ? "." : slash == 0 ? "/" : whole.substr(0, slash);
-  const int own = ::open(above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int own = ::openat(at.folder, above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (own < 0) return false;
   place->directory = std::make_shared<Descriptor>(own);
   place->name = slash == std::string::npos ? whole : whole.substr(slash + 1);
@@ -188,26 +188,14 @@ void PowerCut::note_truncate(Changed* file, int64_t bytes) {
   file->changes.push_back({true, bytes, 0, before, std::move(replaced)});
 }
 
-int PowerCut::open(const std::string& path, int flags, unsigned mode) {
+int PowerCut::open(const NameAt& at, int flags, unsigned mode) {
   std::lock_guard lock(mutex_);
   Place place;
-  if (!place_of(path, &place)) return -1;
+  if (!place_of(at, &place)) return -1;
   struct stat found;
-  const bool was_there = ::stat(path.c_str(), &found) == 0;
-  // Cut by a truncate that is remembered, not by the open.
-  const int descriptor = ::open(path.c_str(), flags & ~O_TRUNC, mode);
-  if (descriptor < 0) return -1;
-  if (!was_there) {
-    names_.push_back({Naming::create, {}, std::move(place), nullptr});
-  } else if ((flags & O_TRUNC) != 0 && found.st_size > 0) {
-    if (Changed* const file = changed(descriptor)) note_truncate(file, 0);
-    if (::ftruncate(descriptor, 0) != 0) {
-      const int error = errno;
-      ::close(descriptor);
-      errno = error;
-      return -1;
-    }
-  }
+  const bool was_there = ::fstatat(at.folder, at.name, &found, at.at_flags) == 0;
+  const int descriptor = ::openat(at.folder, at.name, flags, mode);
+  if (descriptor >= 0 && !was_there) names_.push_back({Naming::create, {}, std::move(place), nullptr});
   return descriptor;
 }
 
@@ -244,32 +232,40 @@ int PowerCut::sync(int descriptor) {
   return 0;
 }
 
-int PowerCut::rename(const std::string& from, const std::string& to) {
+int PowerCut::rename(const NameAt& from, const NameAt& to) {
   std::lock_guard lock(mutex_);
   NameChange change{Naming::rename, {}, {}, nullptr};
   if (!place_of(from, &change.from) || !place_of(to, &change.to)) return -1;
-  const int target = ::open(to.c_str(), O_RDWR | O_CLOEXEC);
+  const int target = ::openat(to.folder, to.name, O_RDWR | O_CLOEXEC | to.open_flags);
   if (target >= 0) change.replaced = std::make_shared<Descriptor>(target);
-  if (::rename(from.c_str(), to.c_str()) != 0) return -1;
+  if (::renameat(from.folder, from.name, to.folder, to.name) != 0) return -1;
   names_.push_back(std::move(change));
   return 0;
 }
 
-int PowerCut::remove(const std::string& path) {
-  std::lock_guard lock(mutex_);
-  NameChange change{Naming::remove, {}, {}, nullptr};
-  if (!place_of(path, &change.to)) return -1;
-  const int gone = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (gone >= 0) change.replaced = std::make_shared<Descriptor>(gone);
-  if (::unlink(path.c_str()) != 0) return -1;
-  names_.push_back(std::move(change));
-  return 0;
-}
-
-int PowerCut::make_directory(const std::string& path, unsigned mode) {
+int PowerCut::link(const NameAt& from, const NameAt& to) {
   std::lock_guard lock(mutex_);
   NameChange change{Naming::create, {}, {}, nullptr};
-  if (!place_of(path, &change.to) || ::mkdir(path.c_str(), mode) != 0) return -1;
+  if (!place_of(to, &change.to) || ::linkat(from.folder, from.name, to.folder, to.name, 0) != 0) return -1;
+  names_.push_back(std::move(change));
+  return 0;
+}
+
+int PowerCut::remove(const NameAt& at) {
+  std::lock_guard lock(mutex_);
+  NameChange change{Naming::remove, {}, {}, nullptr};
+  if (!place_of(at, &change.to)) return -1;
+  const int gone = ::openat(at.folder, at.name, O_RDWR | O_CLOEXEC | at.open_flags);
+  if (gone >= 0) change.replaced = std::make_shared<Descriptor>(gone);
+  if (::unlinkat(at.folder, at.name, 0) != 0) return -1;
+  names_.push_back(std::move(change));
+  return 0;
+}
+
+int PowerCut::make_directory(const NameAt& at, unsigned mode) {
+  std::lock_guard lock(mutex_);
+  NameChange change{Naming::create, {}, {}, nullptr};
+  if (!place_of(at, &change.to) || ::mkdirat(at.folder, at.name, mode) != 0) return -1;
   names_.push_back(std::move(change));
   return 0;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_path.h"
 #include "base/status.h"
 
 namespace shoal {
@@ -22,6 +23,7 @@ enum class FileCall {
   sync,
   remove,
   rename,
+  link,
   truncate,
   sync_directory,
   list,
@@ -85,13 +87,14 @@ class PowerCut {
   bool records(const std::string& path) { return is_active() && look(path); }
 
   // The system's calls of these names, with what they replace remembered: -1 and errno where they fail.
-  int open(const std::string& path, int flags, unsigned mode);
+  int open(const NameAt& at, int flags, unsigned mode);
   int64_t write(int descriptor, const void* from, size_t bytes, int64_t offset);
   int truncate(int descriptor, int64_t bytes);
   int sync(int descriptor);
-  int rename(const std::string& from, const std::string& to);
-  int remove(const std::string& path);
-  int make_directory(const std::string& path, unsigned mode);
+  int rename(const NameAt& from, const NameAt& to);
+  int link(const NameAt& from, const NameAt& to);
+  int remove(const NameAt& at);
+  int make_directory(const NameAt& at, unsigned mode);
   // `descriptor` is the directory's.
   int sync_directory(int descriptor);
 
@@ -134,7 +137,7 @@ class PowerCut {
   void forget();
   static bool identify(int descriptor, Identity* identity);
   Changed* changed(int descriptor);
-  bool place_of(const std::string& path, Place* place);
+  bool place_of(const NameAt& at, Place* place);
   void note_truncate(Changed* file, int64_t bytes);
   // The change that gave this name, of those before number `before`; -1 if it is durable.
   int64_t named_by(const Place& place, size_t before) const;

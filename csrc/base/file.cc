@@ -55,30 +55,51 @@ const char* advice(FileOwner owner, int error) {
   }
 }
 
-int open_at(const std::string& path, int flags) {
-  if (const int error = Faults::instance().check(FileCall::open, path)) {
-    errno = error;
-    return -1;
-  }
+int open_at(const FilePath& path, const NameAt& at, int flags) {
+  flags |= O_CLOEXEC | at.open_flags;
   int descriptor;
   do {
-    descriptor = PowerCut::instance().records(path) ? PowerCut::instance().open(path, flags | O_CLOEXEC, 0644)
-                                                    : ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+    descriptor = PowerCut::instance().records(path.string()) ? PowerCut::instance().open(at, flags, 0644)
+                                                             : ::openat(at.folder, at.name, flags, 0644);
   } while (descriptor < 0 && errno == EINTR);
   return descriptor;
 }
 
 // Where a call is to be made, makes it until no signal came between; an errno, 0 if all is well.
 template <typename Call>
-int ask(FileCall kind, const std::string& path, const Call& call) {
-  if (const int error = Faults::instance().check(kind, path)) return error;
+int ask(FileCall kind, const FilePath& path, const Call& call) {
+  if (const int error = Faults::instance().check(kind, path.string())) return error;
   while (call() != 0)
     if (errno != EINTR) return errno;
   return 0;
 }
 
-Status answer_of(int error, FileOwner owner, const std::string& path, const char* failed) {
-  return error == 0 ? Status() : file_failed(owner, path, failed, error);
+// The same for a call on the path's last name.
+template <typename Call>
+int ask_at(FileCall kind, const FilePath& path, const Call& call) {
+  HeldFolder folder;
+  if (const int error = Faults::instance().check(kind, path.string())) return error;
+  if (const int error = folder.open(path)) return error;
+  while (call(folder.at()) != 0)
+    if (errno != EINTR) return errno;
+  return 0;
+}
+
+// The errors that come where something of another kind stands at a name, or at one that leads there.
+bool may_be_obstacle(int error) {
+  return error == ELOOP || error == ENOTDIR || error == EISDIR || error == ENXIO || error == ENODEV || error == EPERM;
+}
+
+// `wanted`: what should stand at the path.
+Status answer_of(int error, FileOwner owner, const FilePath& path, FileKind wanted, const std::string& failed) {
+  if (error == 0) return {};
+  if (may_be_obstacle(error))
+    if (Status status = look_for_obstacle(path, wanted); !status.ok()) return status;
+  return file_failed(owner, path, failed, error);
+}
+
+int open_directory(const NameAt& at) {
+  return ::openat(at.folder, at.name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | at.open_flags);
 }
 
 bool is_same_file(const struct stat& one, const struct stat& other) {
@@ -87,8 +108,8 @@ bool is_same_file(const struct stat& one, const struct stat& other) {
 
 }  // namespace
 
-Status file_failed(FileOwner owner, const std::string& path, const std::string& what, int error) {
-  return {Code::storage, "[file " + path + "] " + what + ": " + std::strerror(error) + " (errno " +
+Status file_failed(FileOwner owner, const FilePath& path, const std::string& what, int error) {
+  return {Code::storage, "[file " + path.string() + "] " + what + ": " + std::strerror(error) + " (errno " +
                              std::to_string(error) + "). " + advice(owner, error)};
 }
 
@@ -102,19 +123,26 @@ File& File::operator=(File&& other) noexcept {
   return *this;
 }
 
-Status File::open(const std::string& path, int flags, bool direct, FileOwner owner, const char* failed, File* file) {
+Status File::open(const FilePath& path, int flags, bool direct, FileOwner owner, const char* failed, File* file) {
   File made;
   made.path_ = path;
   made.owner_ = owner;
-  // Opening a pipe would wait for whoever writes to it; for files of other kinds the flag means nothing.
-  made.descriptor_ = open_at(path, flags | O_NONBLOCK);
-  if (made.descriptor_ < 0) return file_failed(owner, path, failed, errno);
   struct stat found;
-  if (::fstat(made.descriptor_, &found) != 0) return file_failed(owner, path, failed, errno);
+  HeldFolder folder;
+  int error = Faults::instance().check(FileCall::open, path.string());
+  if (error == 0) error = folder.open(path);
+  if (error != 0) return answer_of(error, owner, path, FileKind::file, failed);
+  // Before it is opened: a device may do something then. And what was opened, in case that it was put there since: opening
+  // a pipe would wait for whoever writes to it, but for a flag that means nothing for files.
+  const NameAt& at = folder.at();
+  const bool is_there = ::fstatat(at.folder, at.name, &found, at.at_flags) == 0;
+  if (!is_there || S_ISREG(found.st_mode)) made.descriptor_ = open_at(path, at, flags | O_NONBLOCK | O_NOCTTY);
+  if (made.descriptor_ >= 0 && ::fstat(made.descriptor_, &found) != 0) return file_failed(owner, path, failed, errno);
+  if (made.descriptor_ < 0 && (!is_there || S_ISREG(found.st_mode)))
+    return answer_of(errno, owner, path, FileKind::file, failed);
   if (!S_ISREG(found.st_mode)) {
-    return {Code::storage, "[file " + path + "] wanted a file; got " +
-                               (S_ISDIR(found.st_mode) ? "a directory" : "a pipe, a socket or a device") +
-                               ". Remove it, or choose another name."};
+    if (Status status = look_for_obstacle(path, FileKind::file); !status.ok()) return status;
+    return file_failed(owner, path, failed, ENXIO);
   }
   // Asked for afterwards: a file system that cannot do it would refuse to open, and yet make the file.
   if (direct) made.direct_ = ::fcntl(made.descriptor_, F_SETFL, O_DIRECT) == 0;
@@ -122,25 +150,35 @@ Status File::open(const std::string& path, int flags, bool direct, FileOwner own
   return {};
 }
 
-Status File::create(const std::string& path, bool direct, File* file, FileOwner owner) {
-  return open(path, O_RDWR | O_CREAT | O_TRUNC, direct, owner, "could not be made", file);
+Status File::create(const FilePath& path, bool direct, File* file, FileOwner owner) {
+  File made;
+  if (Status status = open(path, O_RDWR | O_CREAT, direct, owner, "could not be made", &made); !status.ok())
+    return status;
+  // Not by the open: it is known by now to be a file.
+  if (Status status = made.truncate(0); !status.ok()) return status;
+  *file = std::move(made);
+  return {};
 }
 
-Status File::create_new(const std::string& path, bool direct, FileOwner owner, File* file) {
+Status File::create_new(const FilePath& path, bool direct, FileOwner owner, File* file) {
   return open(path, O_RDWR | O_CREAT | O_EXCL, direct, owner, "could not be made", file);
 }
 
-Status File::open_to_write(const std::string& path, bool direct, FileOwner owner, File* file) {
+Status File::open_to_write(const FilePath& path, bool direct, FileOwner owner, File* file) {
   return open(path, O_RDWR | O_CREAT, direct, owner, "could not be opened", file);
 }
 
-Status File::open_to_read(const std::string& path, bool direct, FileOwner owner, File* file) {
+Status File::open_to_read(const FilePath& path, bool direct, FileOwner owner, File* file) {
   return open(path, O_RDONLY, direct, owner, "could not be opened", file);
 }
 
-bool File::is_at(const std::string& path) const {
+// By the whole path at once, which takes one call of each commit instead of five: it changes nothing, and where a link
+// leads to the same file, that file is the one that is written to anyway.
+bool File::is_in_place() const {
+  const int flags = path_.is_followed() ? 0 : AT_SYMLINK_NOFOLLOW;
   struct stat opened, named;
-  return ::fstat(descriptor_, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && is_same_file(opened, named);
+  return ::fstat(descriptor_, &opened) == 0 && ::fstatat(AT_FDCWD, path().c_str(), &named, flags) == 0 &&
+         is_same_file(opened, named);
 }
 
 bool File::is_same(const File& other) const {
@@ -151,7 +189,7 @@ bool File::is_same(const File& other) const {
 int64_t File::read_until_end(void* to, int64_t bytes, int64_t offset) const {
   int64_t done = 0;
   while (done < bytes) {
-    if (const int error = Faults::instance().check(FileCall::read, path_)) return -error;
+    if (const int error = Faults::instance().check(FileCall::read, path())) return -error;
     const ssize_t moved = ::pread(descriptor_, static_cast<char*>(to) + done, size_t(bytes - done), offset + done);
     if (moved < 0 && errno == EINTR) continue;
     if (moved < 0) return -errno;
@@ -174,11 +212,11 @@ Status File::read_some(void* to, int64_t bytes, int64_t offset, int64_t* moved) 
 Status File::write(const void* from, int64_t bytes, int64_t offset) const {
   int64_t done = 0;
   while (done < bytes) {
-    if (const int error = Faults::instance().check(FileCall::write, path_))
+    if (const int error = Faults::instance().check(FileCall::write, path()))
       return answer(FileCall::write, -error, bytes, offset);
     const char* const at = static_cast<const char*>(from) + done;
     const size_t left = size_t(bytes - done);
-    const int64_t moved = PowerCut::instance().records(path_)
+    const int64_t moved = PowerCut::instance().records(path())
                               ? PowerCut::instance().write(descriptor_, at, left, offset + done)
                               : ::pwrite(descriptor_, at, left, offset + done);
     if (moved < 0 && errno == EINTR) continue;
@@ -192,13 +230,21 @@ Status File::size(int64_t* bytes) const {
   struct stat found = {};
   const int error = ask(FileCall::size, path_, [&] { return ::fstat(descriptor_, &found); });
   *bytes = found.st_size;
-  return answer_of(error, owner_, path_, "its size could not be read");
+  return answer_of(error, owner_, path_, FileKind::file, "its size could not be read");
+}
+
+Status File::next_data(int64_t offset, int64_t* at) const {
+  *at = ::lseek(descriptor_, offset, SEEK_DATA);
+  if (*at >= 0) return {};
+  *at = offset;
+  // No more data; or a file system that does not tell, where all of it may be.
+  return errno == ENXIO ? size(at) : Status();
 }
 
 Status File::truncate(int64_t bytes) const {
   const int error = ask(FileCall::truncate, path_, [&] {
-    return PowerCut::instance().records(path_) ? PowerCut::instance().truncate(descriptor_, bytes)
-                                               : ::ftruncate(descriptor_, bytes);
+    return PowerCut::instance().records(path()) ? PowerCut::instance().truncate(descriptor_, bytes)
+                                                : ::ftruncate(descriptor_, bytes);
   });
   if (error == 0) return {};
   return file_failed(owner_, path_, "could not be cut to " + std::to_string(bytes) + " bytes", error);
@@ -206,9 +252,9 @@ Status File::truncate(int64_t bytes) const {
 
 Status File::sync() const {
   const int error = ask(FileCall::sync, path_, [&] {
-    return PowerCut::instance().records(path_) ? PowerCut::instance().sync(descriptor_) : ::fdatasync(descriptor_);
+    return PowerCut::instance().records(path()) ? PowerCut::instance().sync(descriptor_) : ::fdatasync(descriptor_);
   });
-  return answer_of(error, owner_, path_, "could not be brought to the disk");
+  return answer_of(error, owner_, path_, FileKind::file, "could not be brought to the disk");
 }
 
 void File::close() {
@@ -220,37 +266,65 @@ Status File::answer(FileCall call, int64_t moved, int64_t bytes, int64_t offset)
   const std::string what = std::string(call == FileCall::read ? "reading " : "writing ") + std::to_string(bytes) +
                            " bytes at " + std::to_string(offset);
   if (moved < 0) return file_failed(owner_, path_, what + " failed", int(-moved));
-  return {Code::storage,
-          "[file " + path_ + "] " + what + ": only " + std::to_string(moved) + " are there. " + advice_for(owner_).cut};
+  return {Code::storage, "[file " + path() + "] " + what + ": only " + std::to_string(moved) + " are there. " +
+                             advice_for(owner_).cut};
 }
 
 // ---- names
 
-Status remove_file(const std::string& path, FileOwner owner) {
-  const int error = ask(FileCall::remove, path, [&] {
-    return PowerCut::instance().records(path) ? PowerCut::instance().remove(path) : ::unlink(path.c_str());
+Status remove_file(const FilePath& path, FileOwner owner) {
+  const int error = ask_at(FileCall::remove, path, [&](const NameAt& at) {
+    return PowerCut::instance().records(path.string()) ? PowerCut::instance().remove(at)
+                                                       : ::unlinkat(at.folder, at.name, 0);
   });
-  return answer_of(error == ENOENT ? 0 : error, owner, path, "could not be removed");
+  return answer_of(error == ENOENT ? 0 : error, owner, path, FileKind::file, "could not be removed");
 }
 
-Status remove_directory(const std::string& path, FileOwner owner) {
+Status remove_directory(const FilePath& path, FileOwner owner) {
   // Where power cuts are recorded it stays: files that were in it may come back.
-  const int error =
-      ask(FileCall::remove, path, [&] { return PowerCut::instance().records(path) ? 0 : ::rmdir(path.c_str()); });
-  return answer_of(error == ENOENT ? 0 : error, owner, path, "could not be removed");
-}
-
-Status rename_file(const std::string& from, const std::string& to, FileOwner owner) {
-  const int error = ask(FileCall::rename, from, [&] {
-    const bool recorded = PowerCut::instance().records(from) || PowerCut::instance().records(to);
-    return recorded ? PowerCut::instance().rename(from, to) : ::rename(from.c_str(), to.c_str());
+  const int error = ask_at(FileCall::remove, path, [&](const NameAt& at) {
+    return PowerCut::instance().records(path.string()) ? 0 : ::unlinkat(at.folder, at.name, AT_REMOVEDIR);
   });
-  return error == 0 ? Status() : file_failed(owner, from, "could not be renamed to " + to, error);
+  return answer_of(error == ENOENT ? 0 : error, owner, path, FileKind::folder, "could not be removed");
 }
 
-Status sync_directory(const std::string& path, FileOwner owner) {
-  const int error = ask(FileCall::sync_directory, path, [&] {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+// A name that two paths have is given or taken by one call. An errno, 0 if all is well.
+template <typename Call>
+static int ask_both(FileCall kind, const FilePath& from, const FilePath& to, const Call& call) {
+  HeldFolder folder;
+  if (const int error = folder.open(to)) return error;
+  return ask_at(kind, from, [&](const NameAt& at) { return call(at, folder.at()); });
+}
+
+static bool records(const FilePath& from, const FilePath& to) {
+  return PowerCut::instance().records(from.string()) || PowerCut::instance().records(to.string());
+}
+
+Status rename_file(const FilePath& from, const FilePath& to, FileOwner owner) {
+  const int error = ask_both(FileCall::rename, from, to, [&](const NameAt& at, const NameAt& at_to) {
+    return records(from, to) ? PowerCut::instance().rename(at, at_to)
+                             : ::renameat(at.folder, at.name, at_to.folder, at_to.name);
+  });
+  if (may_be_obstacle(error)) {
+    for (const FilePath& path : {from, to})
+      if (Status status = look_for_obstacle(path.parent(), FileKind::folder); !status.ok()) return status;
+  }
+  return error == 0 ? Status() : file_failed(owner, from, "could not be renamed to " + to.string(), error);
+}
+
+Status link_file(const FilePath& path, const FilePath& to, FileOwner owner, bool* made) {
+  const int error = ask_both(FileCall::link, path, to, [&](const NameAt& at, const NameAt& at_to) {
+    return records(path, to) ? PowerCut::instance().link(at, at_to)
+                             : ::linkat(at.folder, at.name, at_to.folder, at_to.name, 0);
+  });
+  *made = error == 0;
+  if (error == 0 || error == EPERM || error == EOPNOTSUPP || error == EMLINK || error == EXDEV) return {};
+  return answer_of(error, owner, path, FileKind::file, "could not be called " + to.string());
+}
+
+Status sync_directory(const FilePath& path, FileOwner owner) {
+  const int error = ask_at(FileCall::sync_directory, path, [&](const NameAt& at) {
+    const int descriptor = open_directory(at);
     if (descriptor < 0) return -1;
     const bool recorded = PowerCut::instance().is_active();
     const int result = recorded ? PowerCut::instance().sync_directory(descriptor) : ::fsync(descriptor);
@@ -259,46 +333,75 @@ Status sync_directory(const std::string& path, FileOwner owner) {
     errno = failed;
     return result;
   });
-  return answer_of(error, owner, path, "the directory could not be brought to the disk");
+  return answer_of(error, owner, path, FileKind::folder, "the directory could not be brought to the disk");
 }
 
-Status make_directories(const std::string& path, FileOwner owner, bool durable) {
+// The path and the folders above it, down from the first that is named.
+static std::vector<FilePath> parts_of(const FilePath& path) {
+  std::vector<FilePath> parts;
+  for (size_t end = 0; end < path.root().size();) {
+    end = std::min(path.root().find('/', end + 1), path.root().size());
+    parts.emplace_back(path.root().substr(0, end));
+  }
+  for (size_t end = 0; end < path.below().size();) {
+    end = std::min(path.below().find('/', end + 1), path.below().size());
+    parts.emplace_back(path.root(), path.below().substr(0, end));
+  }
+  return parts;
+}
+
+Status make_directories(const FilePath& path, FileOwner owner, bool durable) {
   constexpr const char* kFailed = "the directory could not be made";
-  if (const int error = Faults::instance().check(FileCall::make_directory, path))
+  if (const int error = Faults::instance().check(FileCall::make_directory, path.string()))
     return file_failed(owner, path, kFailed, error);
-  const std::string first = path.starts_with('/') ? "/" : ".";
-  std::string above = first;
+  const std::vector<FilePath> parts = parts_of(path);
   int removed = 0;
-  for (size_t end = 0; end < path.size();) {
-    end = std::min(path.find('/', end + 1), path.size());
-    const std::string part = path.substr(0, end);
-    const int made = PowerCut::instance().records(part) ? PowerCut::instance().make_directory(part, 0755)
-                                                        : ::mkdir(part.c_str(), 0755);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const FilePath& part = parts[i];
+    HeldFolder folder;
+    int error = folder.open(part);
+    bool is_made = false;
+    if (error == 0) {
+      const NameAt& at = folder.at();
+      is_made = (PowerCut::instance().records(part.string()) ? PowerCut::instance().make_directory(at, 0755)
+                                                             : ::mkdirat(at.folder, at.name, 0755)) == 0;
+      error = is_made ? 0 : errno;
+    }
     // Others may remove empty ones meanwhile.
-    if (made != 0 && errno == ENOENT && ++removed < 10) {
-      end = 0;
-      above = first;
+    if (error == ENOENT && ++removed < 10) {
+      i = size_t(-1);
       continue;
     }
-    if (made != 0 && errno != EEXIST) return file_failed(owner, part, kFailed, errno);
-    if (made == 0 && durable) {
-      Status status = sync_directory(above, owner);
-      if (!status.ok()) {
-        ::rmdir(part.c_str());  // or the next call would take it for an old one, which needs no sync
-        return status;
-      }
+    if (error != 0 && error != EEXIST) return answer_of(error, owner, part, FileKind::folder, kFailed);
+    if (!is_made || !durable) continue;
+    const FilePath above = i > 0 ? parts[i - 1] : FilePath(path.root().starts_with('/') ? "/" : ".");
+    if (Status status = sync_directory(above, owner); !status.ok()) {
+      // Or the next call would take it for an old one, which needs no sync.
+      ::unlinkat(folder.at().folder, folder.at().name, AT_REMOVEDIR);
+      return status;
     }
-    above = part;
   }
   struct stat found;
-  const int error = ::stat(path.c_str(), &found) != 0 ? errno : S_ISDIR(found.st_mode) ? 0 : ENOTDIR;
-  return answer_of(error, owner, path, kFailed);
+  HeldFolder folder;
+  int error = folder.open(path);
+  if (error == 0 && ::fstatat(folder.at().folder, folder.at().name, &found, folder.at().at_flags) != 0) error = errno;
+  if (error == 0 && !S_ISDIR(found.st_mode)) error = ENOTDIR;
+  if (error == ENOTDIR && path.is_followed()) return file_failed(owner, path, kFailed, error);
+  return answer_of(error, owner, path, FileKind::folder, kFailed);
 }
 
-Status list_directory(const std::string& path, FileOwner owner, std::vector<std::string>* names) {
+Status list_directory(const FilePath& path, FileOwner owner, std::vector<std::string>* names) {
   names->clear();
   DIR* directory = nullptr;
-  int error = ask(FileCall::list, path, [&] { return (directory = ::opendir(path.c_str())) == nullptr ? -1 : 0; });
+  int error = ask_at(FileCall::list, path, [&](const NameAt& at) {
+    const int descriptor = open_directory(at);
+    if (descriptor < 0) return -1;
+    if ((directory = ::fdopendir(descriptor)) != nullptr) return 0;
+    const int failed = errno;
+    ::close(descriptor);
+    errno = failed;
+    return -1;
+  });
   while (error == 0) {
     errno = 0;
     const dirent* const entry = ::readdir(directory);
@@ -311,14 +414,33 @@ Status list_directory(const std::string& path, FileOwner owner, std::vector<std:
   }
   if (directory != nullptr) ::closedir(directory);
   std::sort(names->begin(), names->end());
-  return answer_of(error, owner, path, "the directory could not be read");
+  return answer_of(error, owner, path, FileKind::folder, "the directory could not be read");
 }
 
-Status file_size(const std::string& path, FileOwner owner, std::optional<int64_t>* bytes) {
-  struct stat found = {};
-  const int error = ask(FileCall::size, path, [&] { return ::stat(path.c_str(), &found); });
-  *bytes = error == 0 ? std::optional<int64_t>(found.st_size) : std::nullopt;
-  return answer_of(error == ENOENT ? 0 : error, owner, path, "its size could not be read");
+// What the system tells of a name; nothing where there is none. An errno, 0 if all is well.
+static int status_at(const FilePath& path, std::optional<struct stat>* found) {
+  struct stat held = {};
+  const int error =
+      ask_at(FileCall::size, path, [&](const NameAt& at) { return ::fstatat(at.folder, at.name, &held, at.at_flags); });
+  *found = error == 0 ? std::optional<struct stat>(held) : std::nullopt;
+  return error == ENOENT ? 0 : error;
+}
+
+Status file_size(const FilePath& path, FileOwner owner, std::optional<int64_t>* bytes) {
+  std::optional<struct stat> found;
+  const int error = status_at(path, &found);
+  bytes->reset();
+  if (found.has_value() && !S_ISREG(found->st_mode)) return look_for_obstacle(path, FileKind::file);
+  if (found.has_value()) *bytes = int64_t(found->st_size);
+  return answer_of(error, owner, path, FileKind::file, "its size could not be read");
+}
+
+Status look_at(const FilePath& path, FileOwner owner, std::optional<FileEntry>* entry) {
+  std::optional<struct stat> found;
+  const int error = status_at(path, &found);
+  entry->reset();
+  if (found.has_value()) *entry = FileEntry{kind_of(*found), uint32_t(found->st_uid), int64_t(found->st_blocks) * 512};
+  return answer_of(error, owner, path, FileKind::file, "it could not be looked at");
 }
 
 }  // namespace shoal

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,12 +23,23 @@ class OpenLocks {
   }
 
   // No fork comes between the open and its entry.
-  Status open(const std::string& path, FileOwner owner, File* file) {
+  Status open(const FilePath& path, FileOwner owner, File* file) {
     std::lock_guard lock(mutex_);
     descriptors_.reserve(descriptors_.size() + 1);
     Status status = File::open_to_write(path, false, owner, file);
     if (status.ok()) descriptors_.push_back(file->descriptor());
     return status;
+  }
+
+  // Whether this process has the file open elsewhere, too. Its number would not tell: containers count their own.
+  bool has_another(const File& file) {
+    struct stat wanted, found;
+    if (::fstat(file.descriptor(), &wanted) != 0) return false;
+    std::lock_guard lock(mutex_);
+    return std::any_of(descriptors_.begin(), descriptors_.end(), [&](int other) {
+      return other != file.descriptor() && ::fstat(other, &found) == 0 && found.st_dev == wanted.st_dev &&
+             found.st_ino == wanted.st_ino;
+    });
   }
 
   void close(int descriptor) {
@@ -95,19 +107,20 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
   return *this;
 }
 
-Status FileLock::take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock, bool wait) {
+Status FileLock::take(const FilePath& path, const std::string& word, FileOwner owner, FileLock* lock, bool wait) {
   FileLock taken;
   taken.holder_ = ::getpid();
   // One that was removed since it was opened is no lock: whoever comes next would lock another.
-  while (!taken.is_locked_ || !taken.file_.is_at(path)) {
+  while (!taken.is_locked_ || !taken.file_.is_in_place()) {
     taken.release();
     if (Status status = OpenLocks::instance().open(path, owner, &taken.file_); !status.ok()) return status;
     while (const int error = locked(taken.file_, wait)) {
       if (error == EINTR) continue;
       if (error != EWOULDBLOCK) return file_failed(owner, path, "could not be locked", error);
+      const bool is_own = OpenLocks::instance().has_another(taken.file_);
       return {Code::storage,
-              "[file " + path + "] wanted it for this process alone; " + holder_in(taken.file_) +
-                  " has it. End that one, or " +
+              "[file " + path.string() + "] wanted it for this process alone; " + holder_in(taken.file_) + " has it" +
+                  (is_own ? ", which is this one. Close what has it here, or " : ". End that one, or ") +
                   (owner == FileOwner::ssd ? "name another directory in Ssd(path=)." : "choose another directory.")};
     }
     taken.is_locked_ = true;
@@ -133,6 +146,6 @@ void FileLock::release() {
 
 bool FileLock::is_held() const { return is_locked_ && ::getpid() == holder_; }
 
-bool FileLock::is_in_place() const { return is_held() && file_.is_at(file_.path()); }
+bool FileLock::is_in_place() const { return is_held() && file_.is_in_place(); }
 
 }  // namespace shoal

@@ -22,8 +22,7 @@ class FileLock {
 
   // Makes the file where there is none. `word`, of letters, says what it is for, if it is not empty. Where another has it, even in this process,
   // the error names its process; or it waits until nobody has it.
-  static Status take(const std::string& path, const std::string& word, FileOwner owner, FileLock* lock,
-                     bool wait = false);
+  static Status take(const FilePath& path, const std::string& word, FileOwner owner, FileLock* lock, bool wait = false);
   void release();
 
   const std::string& path() const { return file_.path(); }

@@ -44,10 +44,11 @@ void one_at_a_time_has_it_and_others_are_told_who() {
   CHECK(content_of(path) == std::to_string(::getpid()) + " log", content_of(path));
   FileLock second;
   Status status = take(path, &second);
-  CHECK(is_told(status, process) && !second.is_held(), status.message());
+  CHECK(is_told(status, process + ", which is this one. Close what has it here, or choose another"), status.message());
+  CHECK(!second.is_held());
   CHECK(child_says([&] {
     FileLock other;
-    return is_told(take(path, &other), process);
+    return is_told(take(path, &other), process + ". End that one, or choose another directory.");
   }));
   FileLock moved = std::move(lock);
   CHECK(moved.is_held() && !lock.is_held() && is_told(take(path, &second), process));

@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-Status FileReader::open(const std::string& path, bool direct, FileOwner owner, std::unique_ptr<FileReader>* reader) {
+Status FileReader::open(const FilePath& path, bool direct, FileOwner owner, std::unique_ptr<FileReader>* reader) {
   File plain, ahead;
   if (Status status = File::open_to_read(path, false, owner, &plain); !status.ok()) return status;
   if (direct) {

@@ -24,7 +24,7 @@ namespace shoal {
 
 class FileReader {
  public:
-  static Status open(const std::string& path, bool direct, FileOwner owner, std::unique_ptr<FileReader>* reader);
+  static Status open(const FilePath& path, bool direct, FileOwner owner, std::unique_ptr<FileReader>* reader);
   ~FileReader();
   FileReader(const FileReader&) = delete;
   FileReader& operator=(const FileReader&) = delete;

@@ -71,7 +71,7 @@ void files_are_opened_as_they_are_or_new() {
   CHECK(other.size(&bytes).ok() && bytes == 6, bytes);
   CHECK(other.truncate(3).ok() && other.size(&bytes).ok() && bytes == 3 && other.sync().ok(), bytes);
   char text[8] = {};
-  CHECK(File::open_to_read(path, false, FileOwner::log, &other).ok() && other.is_same(file) && other.is_at(path));
+  CHECK(File::open_to_read(path, false, FileOwner::log, &other).ok() && other.is_same(file) && other.is_in_place());
   CHECK(other.read_some(text, 8, 1, &bytes).ok() && bytes == 2 && std::string(text) == "bc", bytes, text);
   CHECK(says(other.write("x", 1, 0), "opened for reading only"));
   CHECK(says(other.truncate(-1), "could not be cut to -1 bytes"));

@@ -24,7 +24,7 @@ namespace shoal {
 class FileWriter {
  public:
   // There must be no file of that name.
-  static Status create(const std::string& path, bool direct, FileOwner owner, std::unique_ptr<FileWriter>* writer);
+  static Status create(const FilePath& path, bool direct, FileOwner owner, std::unique_ptr<FileWriter>* writer);
   // Abandons what is not finished.
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;

@@ -19,14 +19,15 @@ class OwnedDirectory {
 
   // Makes it, with those above it, and takes it; where another process has it, the error names that one. Files that a
   // dead owner left are removed.
-  static Status take(const std::string& path, OwnedDirectory* directory);
+  static Status take(const FilePath& path, OwnedDirectory* directory);
   // Removes what is in it, the directory, and the one above it if it was made for such a one and is empty now. Nothing in a forked child, whose directory it is not.
   void release();
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return path_.string(); }
+  const FilePath& place() const { return path_; }
 
  private:
-  std::string path_;
+  FilePath path_{""};
   FileLock lock_;
 };
 

@@ -10,10 +10,11 @@
 
 namespace shoal {
 
-// Keys looked up in a table, and those that had a row. Any thread may add.
+// Keys looked up in a table, those that had a row in memory, and those that had one below. Any thread may add.
 struct Tally {
   std::atomic<int64_t> lookups{0};
   std::atomic<int64_t> hits{0};
+  std::atomic<int64_t> fetched{0};
 };
 
 class BoundBags {

@@ -1,5 +1,6 @@
 #include "base/file.h"
 
+#include <nanobind/operators.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -111,16 +112,57 @@ static nb::str to_str(const std::string& name) {
   return nb::steal<nb::str>(made);
 }
 
-using Opener = Status (*)(const std::string&, bool, FileOwner, File*);
+using Opener = Status (*)(const FilePath&, bool, FileOwner, File*);
 
 template <Opener opener>
-static File open_file(const Path& path, FileOwner owner) {
+static File open_file(const FilePath& path, FileOwner owner) {
   File file;
-  make([&] { return opener(path.string(), false, owner, &file); });
+  make([&] { return opener(path, false, owner, &file); });
   return file;
 }
 
 static const nb::sig kExit("def __exit__(self, *args: object) -> None");
+
+static void bind_paths(nb::module_& m) {
+  nb::class_<FilePath>(m, "FilePath",
+                       "What the user named, in which links lead on, and what is below it, in which none does")
+      .def(nb::init<const FilePath&>(), nb::arg("path"))
+      .def(
+          "__init__", [](FilePath* self, const Path& root) { new (self) FilePath(root.string()); }, nb::arg("root"))
+      .def_prop_ro("root", [](const FilePath& path) { return to_str(path.root()); })
+      .def_prop_ro(
+          "below", [](const FilePath& path) { return to_str(path.below()); }, "Names with slashes between them")
+      .def_prop_ro("name", [](const FilePath& path) { return to_str(path.name()); })
+      .def_prop_ro("parent", &FilePath::parent)
+      .def(
+          "absolute",
+          [](const FilePath& path) { return FilePath(std::filesystem::absolute(path.root()).string(), path.below()); },
+          "The same when the process changes its folder")
+      .def(
+          "with_name", [](const FilePath& path, const Path& name) { return path.with_name(name.string()); },
+          nb::arg("name"))
+      .def(
+          "__truediv__", [](const FilePath& path, const Path& name) { return path / name.string(); }, nb::arg("name"),
+          "What has that name, or those, below it")
+      .def("__str__", [](const FilePath& path) { return to_str(path.string()); })
+      .def("__fspath__", [](const FilePath& path) { return to_str(path.string()); })
+      .def("__repr__",
+           [](const FilePath& path) {
+             return nb::str("FilePath({!r}, {!r})").format(to_str(path.root()), to_str(path.below()));
+           })
+      .def("__hash__", [](const FilePath& path) { return std::hash<std::string>()(path.string()); })
+      .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"));
+  nb::implicitly_convertible<Path, FilePath>();
+  nb::enum_<FileKind>(m, "FileKind", "Other: a pipe, a socket or a device")
+      .value("file", FileKind::file)
+      .value("folder", FileKind::folder)
+      .value("link", FileKind::link)
+      .value("other", FileKind::other);
+  nb::class_<FileEntry>(m, "FileEntry")
+      .def_ro("kind", &FileEntry::kind)
+      .def_ro("owner", &FileEntry::owner, "The user's number")
+      .def_ro("disk_bytes", &FileEntry::disk_bytes, "That it has there: holes have none");
+}
 
 static void bind_files(nb::module_& m) {
   nb::class_<File>(m, "File", "Reads and writes at offsets, through the page cache")
@@ -132,7 +174,7 @@ static void bind_files(nb::module_& m) {
       .def_prop_ro("path", [](const File& file) { return to_str(file.path()); })
       .def_prop_ro("is_open", &File::is_open)
       .def_prop_ro(
-          "is_in_place", [](const File& file) { return file.is_open() && file.is_at(file.path()); },
+          "is_in_place", [](const File& file) { return file.is_open() && file.is_in_place(); },
           "Whether its path still leads to it")
       .def(
           "read",
@@ -153,6 +195,14 @@ static void bind_files(nb::module_& m) {
              return bytes;
            })
       .def(
+          "next_data",
+          [](const File& file, int64_t offset) {
+            int64_t at = 0;
+            make([&] { return file.next_data(offset, &at); });
+            return at;
+          },
+          nb::arg("offset"), "The first place from there on that is no hole; the file's end where there is none")
+      .def(
           "truncate", [](const File& file, int64_t bytes) { make([&] { return file.truncate(bytes); }); },
           nb::arg("bytes"))
       .def(
@@ -165,9 +215,9 @@ static void bind_files(nb::module_& m) {
   nb::class_<FileLock>(m, "FileLock", "Held by one process until it is released or the process ends")
       .def_static(
           "take",
-          [](const Path& path, const std::string& word, FileOwner owner, bool wait) {
+          [](const FilePath& path, const std::string& word, FileOwner owner, bool wait) {
             FileLock lock;
-            make([&] { return FileLock::take(path.string(), word, owner, &lock, wait); });
+            make([&] { return FileLock::take(path, word, owner, &lock, wait); });
             return lock;
           },
           nb::arg("path"), nb::arg("word"), nb::arg("owner") = FileOwner::log, nb::arg("wait") = false)
@@ -184,9 +234,9 @@ static void bind_streams(nb::module_& m) {
   nb::class_<FileWriter>(m, "FileWriter", "Writes a large new file in the background, from beginning to end")
       .def_static(
           "create",
-          [](const Path& path, bool direct, FileOwner owner) {
+          [](const FilePath& path, bool direct, FileOwner owner) {
             std::unique_ptr<FileWriter> writer;
-            make([&] { return FileWriter::create(path.string(), direct, owner, &writer); });
+            make([&] { return FileWriter::create(path, direct, owner, &writer); });
             return of_this_process(std::move(writer));
           },
           nb::arg("path"), nb::arg("direct") = true, nb::arg("owner") = FileOwner::log)
@@ -221,9 +271,9 @@ static void bind_streams(nb::module_& m) {
   nb::class_<FileReader>(m, "FileReader", "Reads a file, ahead where reads ascend")
       .def_static(
           "open",
-          [](const Path& path, bool direct, FileOwner owner) {
+          [](const FilePath& path, bool direct, FileOwner owner) {
             std::unique_ptr<FileReader> reader;
-            make([&] { return FileReader::open(path.string(), direct, owner, &reader); });
+            make([&] { return FileReader::open(path, direct, owner, &reader); });
             return of_this_process(std::move(reader));
           },
           nb::arg("path"), nb::arg("direct") = true, nb::arg("owner") = FileOwner::log)
@@ -273,31 +323,40 @@ static void bind_streams(nb::module_& m) {
 
 static void bind_names(nb::module_& m) {
   m.def(
-      "remove_file", [](const Path& path, FileOwner owner) { make([&] { return remove_file(path.string(), owner); }); },
+      "remove_file", [](const FilePath& path, FileOwner owner) { make([&] { return remove_file(path, owner); }); },
       nb::arg("path"), nb::arg("owner") = FileOwner::log, "No error where there is none");
   m.def(
       "remove_directory",
-      [](const Path& path, FileOwner owner) { make([&] { return remove_directory(path.string(), owner); }); },
+      [](const FilePath& path, FileOwner owner) { make([&] { return remove_directory(path, owner); }); },
       nb::arg("path"), nb::arg("owner") = FileOwner::log, "One that is empty; no error where there is none");
   m.def(
       "rename_file",
-      [](const Path& from, const Path& to, FileOwner owner) {
-        make([&] { return rename_file(from.string(), to.string(), owner); });
+      [](const FilePath& from, const FilePath& to, FileOwner owner) {
+        make([&] { return rename_file(from, to, owner); });
       },
       nb::arg("path"), nb::arg("to"), nb::arg("owner") = FileOwner::log, "In place of what is called `to`");
   m.def(
+      "link_file",
+      [](const FilePath& path, const FilePath& to, FileOwner owner) {
+        bool made = false;
+        make([&] { return link_file(path, to, owner, &made); });
+        return made;
+      },
+      nb::arg("path"), nb::arg("to"), nb::arg("owner") = FileOwner::log,
+      "One more name for a file. False where the file system gives it none");
+  m.def(
       "sync_directory",
-      [](const Path& path, FileOwner owner) { make([&] { return sync_directory(path.string(), owner); }); },
-      nb::arg("path"), nb::arg("owner") = FileOwner::log, "Names that were given and taken in it are on the disk");
+      [](const FilePath& path, FileOwner owner) { make([&] { return sync_directory(path, owner); }); }, nb::arg("path"),
+      nb::arg("owner") = FileOwner::log, "Names that were given and taken in it are on the disk");
   m.def(
       "make_directories",
-      [](const Path& path, FileOwner owner) { make([&] { return make_directories(path.string(), owner); }); },
+      [](const FilePath& path, FileOwner owner) { make([&] { return make_directories(path, owner); }); },
       nb::arg("path"), nb::arg("owner") = FileOwner::log, "With those above it, and on the disk");
   m.def(
       "list_directory",
-      [](const Path& path, FileOwner owner) {
+      [](const FilePath& path, FileOwner owner) {
         std::vector<std::string> names;
-        make([&] { return list_directory(path.string(), owner, &names); });
+        make([&] { return list_directory(path, owner, &names); });
         nb::typed<nb::list, nb::str> listed;
         for (const std::string& name : names) listed.append(to_str(name));
         return listed;
@@ -305,12 +364,20 @@ static void bind_names(nb::module_& m) {
       nb::arg("path"), nb::arg("owner") = FileOwner::log);
   m.def(
       "file_size",
-      [](const Path& path, FileOwner owner) {
+      [](const FilePath& path, FileOwner owner) {
         std::optional<int64_t> bytes;
-        make([&] { return file_size(path.string(), owner, &bytes); });
+        make([&] { return file_size(path, owner, &bytes); });
         return bytes;
       },
       nb::arg("path"), nb::arg("owner") = FileOwner::log, "None where there is no file");
+  m.def(
+      "look_at",
+      [](const FilePath& path, FileOwner owner) {
+        std::optional<FileEntry> entry;
+        make([&] { return look_at(path, owner, &entry); });
+        return entry;
+      },
+      nb::arg("path"), nb::arg("owner") = FileOwner::log, "What its name stands for; None where there is none");
   m.def(
       "crc32c",
       [](Given& data, uint32_t seed) {
@@ -328,6 +395,7 @@ static void bind_faults(nb::module_& m) {
       .value("sync", FileCall::sync)
       .value("remove", FileCall::remove)
       .value("rename", FileCall::rename)
+      .value("link", FileCall::link)
       .value("truncate", FileCall::truncate)
       .value("sync_directory", FileCall::sync_directory)
       .value("list", FileCall::list)
@@ -356,6 +424,7 @@ void bind_file(nb::module_& m) {
   nb::enum_<FileOwner>(m, "FileOwner", "Whose file it is: errors say what to do about it")
       .value("ssd", FileOwner::ssd)
       .value("log", FileOwner::log);
+  bind_paths(m);
   bind_files(m);
   bind_streams(m);
   bind_names(m);

@@ -5,6 +5,7 @@
 #include "kernels/bucket_order.h"
 #include "kernels/hash_ids.h"
 #include "kernels/pool.h"
+#include "kernels/row_checks.h"
 #include "kernels/rows_io.h"
 #include "kernels/update.h"
 
@@ -36,6 +37,8 @@ static std::vector<UpdateFeature> with_gradients(const std::vector<BoundUpdateFe
 struct BoundUpdateTable {
   UpdateTable table;
   Backwards* backwards;
+  // What the same backward left out in pieces before this update, which counts it; null if there were none.
+  const Backwards* pieces = nullptr;
 };
 
 // (table, rows whose sum overflowed) of the tables where there were any.
@@ -50,6 +53,10 @@ static std::vector<std::tuple<int64_t, int64_t>> update_rows(const std::vector<c
   std::vector<UpdateCounts> counts = update(tables, with_gradients(bound, grads), bags.bags(), threads);
   for (size_t t = 0; t < counts.size(); ++t) {
     Backwards& backwards = *bound_tables[t]->backwards;
+    if (const Backwards* pieces = bound_tables[t]->pieces) {
+      counts[t].dropped += pieces->dropped;
+      counts[t].nonfinite += pieces->skipped;
+    }
     ++backwards.step;
     ++backwards.applied;
     backwards.dropped += counts[t].dropped;
@@ -112,7 +119,7 @@ void bind_kernels(nb::module_& m) {
       .def(nb::init<>())
       .def_rw("step", &Backwards::step)
       .def_ro("applied", &Backwards::applied)
-      .def_ro("dropped", &Backwards::dropped, "Gradients of erased rows")
+      .def_rw("dropped", &Backwards::dropped, "Gradients of erased rows")
       .def_ro("skipped", &Backwards::skipped, "Rows whose gradients overflowed");
   nb::class_<BoundUpdateTable>(m, "UpdateTable", "One table's part of a backward pass")
       .def(
@@ -151,6 +158,10 @@ void bind_kernels(nb::module_& m) {
             bound.table.grad_scale = grad_scale;
           },
           nb::arg("score"), nb::arg("clock"), nb::arg("grad_scale"), "What the next backward has of its own")
+      .def(
+          "count_pieces", [](BoundUpdateTable& bound, const Backwards* pieces) { bound.pieces = pieces; },
+          nb::arg("pieces").none(), nb::keep_alive<1, 2>(),
+          "What pieces of the next backward left out before it is counted with it")
       .def(
           "track", [](BoundUpdateTable& bound, ChangedRows* changed) { bound.table.changed = changed; },
           nb::arg("changed").none(), nb::keep_alive<1, 2>(), "List the rows that change there");
@@ -249,6 +260,35 @@ void bind_kernels(nb::module_& m) {
         order_by_bucket(keys.data(), int64_t(keys.shape(0)), buckets, out.data());
       },
       nb::arg("keys"), nb::arg("buckets"), nb::arg("out"), Released(), "Where the keys are that come by bucket");
+  m.def(
+      "repeated_key",
+      [](const std::vector<Vector<const int64_t>>& pieces) {
+        nb::gil_scoped_release released;
+        std::vector<std::span<const int64_t>> spans;
+        for (const auto& piece : pieces) spans.emplace_back(piece.data(), piece.shape(0));
+        return repeated_key(spans);
+      },
+      nb::arg("pieces"), "A key that comes more than once in these tensors; None where each comes once");
+  m.def(
+      "all_finite16",
+      [](Vector<const int16_t> floats, uint16_t exponent) {
+        return all_finite16({reinterpret_cast<const uint16_t*>(floats.data()), floats.shape(0)}, exponent);
+      },
+      nb::arg("floats"), nb::arg("exponent"), Released(),
+      "Whether none of these 16-bit floats, given as their bits, is NaN or infinity; `exponent`: its bits in one");
+  m.def(
+      "look_by_bucket",
+      [](Vector<const int64_t> keys, uint64_t buckets, uint64_t first, uint64_t last) {
+        BucketedKeys found;
+        {
+          nb::gil_scoped_release released;
+          found = look_by_bucket({keys.data(), keys.shape(0)}, buckets, first, last);
+        }
+        return std::make_tuple(found.misplaced, found.repeated, found.head, found.tail);
+      },
+      nb::arg("keys"), nb::arg("buckets"), nb::arg("first"), nb::arg("last"),
+      "Of keys in the order of their buckets, which are in [first, last]: the position of one that is not, or -1; one "
+      "that is repeated, or None; how many have the bucket of the first; where those begin that have that of the last");
   m.def(
       "hash_strings",
       [](uintptr_t data, int64_t bytes, uintptr_t offsets, bool are_wide, Vector<int64_t> out, int threads) {

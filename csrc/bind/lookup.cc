@@ -246,10 +246,19 @@ void bind_lookup(nb::module_& m) {
         nb::arg("threads"), Released(),
         "Put rows that were read ahead in memory, where they are not there yet, and say to their batch where; how many "
         "came of each table, or -1 where memory was refused");
-  nb::class_<Tally>(m, "Tally", "Keys looked up, and those that had a row")
+  nb::class_<Tally>(m, "Tally", "Keys looked up, those that had a row in memory, and those that had one below")
       .def(nb::init<>())
       .def_prop_ro("lookups", [](const Tally& tally) { return tally.lookups.load(); })
-      .def_prop_ro("hits", [](const Tally& tally) { return tally.hits.load(); });
+      .def_prop_ro("hits", [](const Tally& tally) { return tally.hits.load(); })
+      .def_prop_ro("fetched", [](const Tally& tally) { return tally.fetched.load(); })
+      .def(
+          "add",
+          [](Tally& tally, int64_t lookups, int64_t hits, int64_t fetched) {
+            tally.lookups.fetch_add(lookups, std::memory_order_relaxed);
+            tally.hits.fetch_add(hits, std::memory_order_relaxed);
+            tally.fetched.fetch_add(fetched, std::memory_order_relaxed);
+          },
+          nb::arg("lookups") = 0, nb::arg("hits") = 0, nb::arg("fetched") = 0);
 
   nb::class_<BoundBags>(
       m, "Bags",

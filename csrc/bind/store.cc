@@ -52,7 +52,7 @@ static void bind_ssd(nb::module_& m) {
   nb::class_<SsdStore>(m, "SsdStore", "Rows on disk, by key")
       .def_static(
           "open",
-          [](const std::string& directory, int64_t row_bytes, int64_t max_bytes, bool direct, const std::string& io,
+          [](const FilePath& directory, int64_t row_bytes, int64_t max_bytes, bool direct, const std::string& io,
              int depth) {
             std::unique_ptr<SsdStore> store;
             raise(SsdStore::open({directory, row_bytes, max_bytes, direct}, shared_io(io, depth), &store));

@@ -47,7 +47,7 @@ Status SsdStore::open(const SsdOptions& options, std::shared_ptr<Io> io, std::un
   const BlockLayout layout = BlockLayout::of(options.row_bytes);
   const int64_t least = kLeastSegments * kLeastBlocks * layout.block_bytes;
   if (options.max_bytes < least) {
-    return {Code::storage, "[file " + options.directory + "] rows of " + std::to_string(options.row_bytes) +
+    return {Code::storage, "[file " + options.directory.string() + "] rows of " + std::to_string(options.row_bytes) +
                                " bytes need a store of " + std::to_string(least) + " bytes at least; got " +
                                std::to_string(options.max_bytes) + ". Raise Ssd(size=)."};
   }
@@ -256,7 +256,7 @@ Status SsdStore::begin_segment(bool collecting) {
     }
   }
   if (!segment->file.is_open()) {
-    const std::string path = directory_.path() + "/" + std::to_string(segment->id) + ".seg";
+    const FilePath path = directory_.place() / (std::to_string(segment->id) + ".seg");
     if (Status status = File::create(path, options_.direct, &segment->file); !status.ok()) return status;
   }
   active_[collecting] = free_.back();
@@ -322,7 +322,7 @@ Status SsdStore::drop(uint32_t place, bool keep_file) {
   if (keep_file && spares_promised_ < kSpares) {
     segment.spares = spares_;
     ++spares_promised_;
-  } else if (Status status = remove_file(segment.file.path()); !status.ok()) {
+  } else if (Status status = remove_file(segment.file.place()); !status.ok()) {
     return status;
   }
   for (int64_t& active : active_)
@@ -382,7 +382,7 @@ void SsdStore::clear() {
   }
   std::lock_guard others(spares_->mutex);
   spares_promised_ -= spares_->files.size();
-  for (const File& file : spares_->files) (void)remove_file(file.path());  // nothing is on it
+  for (const File& file : spares_->files) (void)remove_file(file.place());  // nothing is on it
   spares_->files.clear();
 }
 

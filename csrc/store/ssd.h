@@ -41,7 +41,7 @@ struct SsdStats {
 };
 
 struct SsdOptions {
-  std::string directory;
+  FilePath directory{""};
   int64_t row_bytes = 0;
   int64_t max_bytes = 0;  // of all files
   bool direct = true;

@@ -88,7 +88,7 @@ struct Kept {
 
   std::vector<std::string> files() const {
     std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(options.directory))
+    for (const auto& entry : fs::directory_iterator(options.directory.string()))
       if (entry.path().extension() == ".seg") found.push_back(entry.path().string());
     return found;
   }

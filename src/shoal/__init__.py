@@ -87,6 +87,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _typing.Any:
+    if name == "interop":  # errors and warnings name it in full
+        return _importlib.import_module("shoal.interop")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(_importlib.import_module(f"shoal.{_LAZY[name]}"), name)

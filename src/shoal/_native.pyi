@@ -5,7 +5,7 @@ Shoal's native core: pointers in, pointers out. Internal; use the shoal package.
 from collections.abc import Sequence
 import enum
 import os
-from typing import Annotated
+from typing import Annotated, overload
 
 import torch
 from typing_extensions import Buffer
@@ -102,18 +102,83 @@ class FileOwner(enum.Enum):
 
     log = 1
 
+class FilePath:
+    """
+    What the user named, in which links lead on, and what is below it, in which none does
+    """
+
+    @overload
+    def __init__(self, path: FilePath) -> None: ...
+
+    @overload
+    def __init__(self, root: str | os.PathLike[str]) -> None: ...
+
+    @property
+    def root(self) -> str: ...
+
+    @property
+    def below(self) -> str:
+        """Names with slashes between them"""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parent(self) -> FilePath: ...
+
+    def absolute(self) -> FilePath:
+        """The same when the process changes its folder"""
+
+    def with_name(self, name: str | os.PathLike[str]) -> FilePath: ...
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> FilePath:
+        """What has that name, or those, below it"""
+
+    def __str__(self) -> str: ...
+
+    def __fspath__(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+    def __hash__(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+class FileKind(enum.Enum):
+    """Other: a pipe, a socket or a device"""
+
+    file = 0
+
+    folder = 1
+
+    link = 2
+
+    other = 3
+
+class FileEntry:
+    @property
+    def kind(self) -> FileKind: ...
+
+    @property
+    def owner(self) -> int:
+        """The user's number"""
+
+    @property
+    def disk_bytes(self) -> int:
+        """That it has there: holes have none"""
+
 class File:
     """Reads and writes at offsets, through the page cache"""
 
     @staticmethod
-    def open_to_read(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> File: ...
+    def open_to_read(path: FilePath, owner: FileOwner = FileOwner.log) -> File: ...
 
     @staticmethod
-    def open_to_write(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> File:
+    def open_to_write(path: FilePath, owner: FileOwner = FileOwner.log) -> File:
         """As it is, made if there is none"""
 
     @staticmethod
-    def create_new(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> File:
+    def create_new(path: FilePath, owner: FileOwner = FileOwner.log) -> File:
         """An error if there is one"""
 
     @property
@@ -133,6 +198,11 @@ class File:
 
     def size(self) -> int: ...
 
+    def next_data(self, offset: int) -> int:
+        """
+        The first place from there on that is no hole; the file's end where there is none
+        """
+
     def truncate(self, bytes: int) -> None: ...
 
     def sync(self) -> None:
@@ -149,7 +219,7 @@ class FileLock:
     """Held by one process until it is released or the process ends"""
 
     @staticmethod
-    def take(path: str | os.PathLike[str], word: str, owner: FileOwner = FileOwner.log, wait: bool = False) -> FileLock: ...
+    def take(path: FilePath, word: str, owner: FileOwner = FileOwner.log, wait: bool = False) -> FileLock: ...
 
     @property
     def path(self) -> str: ...
@@ -172,7 +242,7 @@ class FileWriter:
     """Writes a large new file in the background, from beginning to end"""
 
     @staticmethod
-    def create(path: str | os.PathLike[str], direct: bool = True, owner: FileOwner = FileOwner.log) -> FileWriter: ...
+    def create(path: FilePath, direct: bool = True, owner: FileOwner = FileOwner.log) -> FileWriter: ...
 
     @property
     def path(self) -> str: ...
@@ -203,7 +273,7 @@ class FileReader:
     """Reads a file, ahead where reads ascend"""
 
     @staticmethod
-    def open(path: str | os.PathLike[str], direct: bool = True, owner: FileOwner = FileOwner.log) -> FileReader: ...
+    def open(path: FilePath, direct: bool = True, owner: FileOwner = FileOwner.log) -> FileReader: ...
 
     @property
     def path(self) -> str: ...
@@ -227,25 +297,31 @@ class FileReader:
 
     def __exit__(self, *args: object) -> None: ...
 
-def remove_file(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+def remove_file(path: FilePath, owner: FileOwner = FileOwner.log) -> None:
     """No error where there is none"""
 
-def remove_directory(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+def remove_directory(path: FilePath, owner: FileOwner = FileOwner.log) -> None:
     """One that is empty; no error where there is none"""
 
-def rename_file(path: str | os.PathLike[str], to: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+def rename_file(path: FilePath, to: FilePath, owner: FileOwner = FileOwner.log) -> None:
     """In place of what is called `to`"""
 
-def sync_directory(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+def link_file(path: FilePath, to: FilePath, owner: FileOwner = FileOwner.log) -> bool:
+    """One more name for a file. False where the file system gives it none"""
+
+def sync_directory(path: FilePath, owner: FileOwner = FileOwner.log) -> None:
     """Names that were given and taken in it are on the disk"""
 
-def make_directories(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> None:
+def make_directories(path: FilePath, owner: FileOwner = FileOwner.log) -> None:
     """With those above it, and on the disk"""
 
-def list_directory(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> list[str]: ...
+def list_directory(path: FilePath, owner: FileOwner = FileOwner.log) -> list[str]: ...
 
-def file_size(path: str | os.PathLike[str], owner: FileOwner = FileOwner.log) -> int | None:
+def file_size(path: FilePath, owner: FileOwner = FileOwner.log) -> int | None:
     """None where there is no file"""
+
+def look_at(path: FilePath, owner: FileOwner = FileOwner.log) -> FileEntry | None:
+    """What its name stands for; None where there is none"""
 
 def crc32c(data: Buffer | torch.Tensor, seed: int = 0) -> int:
     """Going on from the CRC-32C of what came before"""
@@ -263,15 +339,17 @@ class FileCall(enum.Enum):
 
     rename = 5
 
-    truncate = 6
+    link = 6
 
-    sync_directory = 7
+    truncate = 7
 
-    list = 8
+    sync_directory = 8
 
-    make_directory = 9
+    list = 9
 
-    size = 10
+    make_directory = 10
+
+    size = 11
 
 def inject_fault(call: FileCall, path_part: str, error: int, after: int = 0, times: int = 1) -> None:
     """
@@ -340,7 +418,7 @@ class SsdStore:
     """Rows on disk, by key"""
 
     @staticmethod
-    def open(directory: str, row_bytes: int, max_bytes: int, direct: bool, io: str, depth: int) -> SsdStore: ...
+    def open(directory: FilePath, row_bytes: int, max_bytes: int, direct: bool, io: str, depth: int) -> SsdStore: ...
 
     @property
     def capacity(self) -> int: ...
@@ -534,6 +612,9 @@ class Backwards:
     def dropped(self) -> int:
         """Gradients of erased rows"""
 
+    @dropped.setter
+    def dropped(self, arg: int, /) -> None: ...
+
     @property
     def skipped(self) -> int:
         """Rows whose gradients overflowed"""
@@ -547,6 +628,9 @@ class UpdateTable:
 
     def begin(self, score: float, clock: int, grad_scale: float) -> None:
         """What the next backward has of its own"""
+
+    def count_pieces(self, pieces: Backwards | None) -> None:
+        """What pieces of the next backward left out before it is counted with it"""
 
     def track(self, changed: ChangedRows | None) -> None:
         """List the rows that change there"""
@@ -586,6 +670,21 @@ def unpack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=
 
 def order_by_bucket(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')]) -> None:
     """Where the keys are that come by bucket"""
+
+def repeated_key(pieces: Sequence[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)]]) -> int | None:
+    """
+    A key that comes more than once in these tensors; None where each comes once
+    """
+
+def all_finite16(floats: Annotated[torch.Tensor, dict(dtype='int16', shape=(None,), order='C', device='cpu', writable=False)], exponent: int) -> bool:
+    """
+    Whether none of these 16-bit floats, given as their bits, is NaN or infinity; `exponent`: its bits in one
+    """
+
+def look_by_bucket(keys: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu', writable=False)], buckets: int, first: int, last: int) -> tuple[int, int | None, int, int]:
+    """
+    Of keys in the order of their buckets, which are in [first, last]: the position of one that is not, or -1; one that is repeated, or None; how many have the bucket of the first; where those begin that have that of the last
+    """
 
 def hash_strings(data: int, bytes: int, offsets: int, are_wide: bool, out: Annotated[torch.Tensor, dict(dtype='int64', shape=(None,), order='C', device='cpu')], threads: int) -> int:
     """
@@ -684,7 +783,9 @@ def place(tables: Sequence[tuple[Index, DramStore, int, int, int, int, int]], in
     """
 
 class Tally:
-    """Keys looked up, and those that had a row"""
+    """
+    Keys looked up, those that had a row in memory, and those that had one below
+    """
 
     def __init__(self) -> None: ...
 
@@ -693,6 +794,11 @@ class Tally:
 
     @property
     def hits(self) -> int: ...
+
+    @property
+    def fetched(self) -> int: ...
+
+    def add(self, lookups: int = 0, hits: int = 0, fetched: int = 0) -> None: ...
 
 class Bags:
     """

@@ -15,7 +15,7 @@
     └── ForkError         (RuntimeError)     use in a forked child process
 
 and every warning that it gives. A collection gives the first three and WeightsWarning once for each cause. StateWarning
-comes with each load that it is true of, PrefetchWarning once for each pass over a loader:
+and NonFiniteWarning come with each load that they are true of, PrefetchWarning once for each pass over a loader:
 
     ShoalWarning          (UserWarning)
     ├── ModeWarning        a lookup without gradients inserts rows, or an optimizer makes steps after lookups in eval()
@@ -23,6 +23,7 @@ comes with each load that it is true of, PrefetchWarning once for each pass over
     ├── RanksWarning       several ranks train tables that are not shared
     ├── StateWarning       a state dict was loaded in part
     ├── WeightsWarning     per-sample weights are ignored, and the user did not say so
+    ├── NonFiniteWarning   rows that were loaded have NaN or infinity
     └── PrefetchWarning    a storage failed while `shoal.prefetch` read from it
 
 `warnings.filterwarnings("ignore", category=shoal.errors.ModeWarning)` silences one kind.
@@ -59,6 +60,7 @@ __all__ = [
     "InputError",
     "ModeWarning",
     "NonFiniteError",
+    "NonFiniteWarning",
     "NotFoundError",
     "OptimizerWarning",
     "OutOfMemoryError",
@@ -154,6 +156,10 @@ class StateWarning(ShoalWarning):
 
 class WeightsWarning(ShoalWarning):
     """A batch has per-sample weights, which are ignored: `is_weighted=` of tables of TorchRec configs was not given."""
+
+
+class NonFiniteWarning(ShoalWarning):
+    """Rows that were loaded from a log or a checkpoint have NaN or infinity in their weights or state."""
 
 
 class PrefetchWarning(ShoalWarning):

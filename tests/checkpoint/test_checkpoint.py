@@ -173,7 +173,7 @@ def test_another_number_of_ranks(tmp_path, saving, loading):
     for rank in range(saving):
         part = made()
         shoal.load(tmp_path / "whole", part, rank=rank, ranks=saving)
-        shoal.save(tmp_path / "parts", part, rank=rank, ranks=saving)
+        shoal.save(tmp_path / "parts", part, rank=rank, ranks=saving, save_id="x")
     found = {name: [] for name in FEATURES}
     for rank in range(loading):
         part = made()
@@ -192,7 +192,7 @@ def test_another_number_of_ranks(tmp_path, saving, loading):
 
 
 def test_a_rank_that_is_missing(tmp_path, bags):
-    shoal.save(tmp_path / "saved", bags, rank=0, ranks=2)
+    shoal.save(tmp_path / "saved", bags, rank=0, ranks=2, save_id="x")
     with pytest.raises(CheckpointError, match="rank-00001-of-00002"):
         shoal.load(tmp_path / "saved", made())
 
@@ -298,12 +298,12 @@ def test_checkpoints_of_other_numbers_of_ranks_do_not_stand_in_one_folder(tmp_pa
     train(bags, range(2))
     shoal.save(tmp_path / "one", bags)
     with pytest.raises(CheckpointError, match="Name another path"):
-        shoal.save(tmp_path / "one", bags, rank=0, ranks=2)
+        shoal.save(tmp_path / "one", bags, rank=0, ranks=2, save_id="x")
     for rank in range(2):
-        shoal.save(tmp_path / "two", bags, rank=rank, ranks=2)
+        shoal.save(tmp_path / "two", bags, rank=rank, ranks=2, save_id="x")
     for ranks in (1, 3):
         with pytest.raises(CheckpointError, match="Name another path"):
-            shoal.save(tmp_path / "two", bags, ranks=ranks)
+            shoal.save(tmp_path / "two", bags, ranks=ranks, save_id="y")
     (tmp_path / "two" / "MANIFEST.json").write_bytes(b"{}")
     with pytest.raises(CheckpointError, match="of one process and parts of several"):
         shoal.load(tmp_path / "two", made())
@@ -312,8 +312,8 @@ def test_checkpoints_of_other_numbers_of_ranks_do_not_stand_in_one_folder(tmp_pa
 def test_ranks_that_stand_at_different_saves_are_not_mixed(tmp_path):
     bags = made()
     for rank in range(2):
-        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1)
-    shoal.save(tmp_path, bags, rank=0, ranks=2, step=2)
+        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1, save_id="x")
+    shoal.save(tmp_path, bags, rank=0, ranks=2, step=2, save_id="y")
     other = made()
     train(other, range(2))
     before = rows_of(other)
@@ -324,7 +324,7 @@ def test_ranks_that_stand_at_different_saves_are_not_mixed(tmp_path):
 
 def test_recover_of_what_is_no_log(tmp_path):
     bags = made()
-    shoal.save(tmp_path, bags, rank=0, ranks=2)
+    shoal.save(tmp_path, bags, rank=0, ranks=2, save_id="x")
     with pytest.raises(CheckpointError, match=r"shoal\.load"):
         shoal.recover(tmp_path, bags)
     for path in (None, 3):
@@ -399,9 +399,7 @@ def test_room_is_made_for_as_many_rows_as_the_files_can_hold(tmp_path, monkeypat
     train(bags, range(2))
     shoal.save(tmp_path, bags)
     original, asked = TableCommit.from_json, []
-    monkeypatch.setattr(
-        TableCommit, "from_json", staticmethod(lambda where, value: replace(original(where, value), rows=2**40))
-    )
+    monkeypatch.setattr(TableCommit, "from_json", staticmethod(lambda *given: replace(original(*given), rows=2**40)))
     other = made()
     for table in other._group.tables:
         monkeypatch.setattr(table, "expect", asked.append)

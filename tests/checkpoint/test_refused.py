@@ -97,6 +97,34 @@ def test_an_optimizer_of_other_groups_changes_nothing(tmp_path, call):
     assert another.value == 2.0
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (lambda one: {"adam": one, "other": one}, r"a dict of \['adam', 'more'\]; got \['adam', 'other'\]"),
+        (lambda one: {"adam": one}, r"a dict of \['adam', 'more'\]; got \['adam'\]"),
+    ],
+)
+def test_the_error_for_other_optimizers_names_those_that_were_committed(tmp_path, given, wanted):
+    model = Dense(1.0)
+    shoal.save(tmp_path, made(), optimizer={"adam": adam(model), "more": adam(model)})
+    with pytest.raises(CheckpointError, match=f"optimizer: wanted {wanted}"):
+        shoal.load(tmp_path, made(), optimizer=given(adam(model)))
+
+
+def test_the_error_for_several_optimizers_in_place_of_one_says_so(tmp_path):
+    model = Dense(1.0)
+    shoal.save(tmp_path, made(), optimizer=adam(model))
+    with pytest.raises(CheckpointError, match=r"wanted the one that was committed; got \['adam'\]"):
+        shoal.load(tmp_path, made(), optimizer={"adam": adam(model)})
+
+
+def test_the_error_for_one_optimizer_in_place_of_several_says_so(tmp_path):
+    model = Dense(1.0)
+    shoal.save(tmp_path, made(), optimizer={"adam": adam(model)})
+    with pytest.raises(CheckpointError, match=r"wanted a dict of \['adam'\]; got Adam with other entries"):
+        shoal.load(tmp_path, made(), optimizer=adam(model))
+
+
 class Picky(Dense):
     """Takes one layer, and then thinks better of it."""
 
@@ -156,11 +184,11 @@ def test_a_table_without_room_is_as_before(tmp_path, kind, call):
 def test_ranks_of_which_one_did_not_save_a_step_again_are_not_mixed(tmp_path):
     bags = made()
     for rank in range(3):
-        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7)
+        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7, save_id="first")
     train(bags, range(2))
     for rank in range(2):  # and the third dies
-        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7)
-    with pytest.raises(CheckpointError, match="wanted all ranks at one step"):
+        shoal.save(tmp_path, bags, rank=rank, ranks=3, step=7, save_id="second")
+    with pytest.raises(CheckpointError, match="rank 0 saved step 7 with the id second and rank 2 with first"):
         shoal.load(tmp_path, made())
 
 
@@ -174,13 +202,13 @@ def test_ranks_come_together_again_with_the_next_step(tmp_path, order):
         return bags
 
     for rank in range(3):
-        shoal.save(tmp_path, part(rank, 1.0), rank=rank, ranks=3, step=7)
+        shoal.save(tmp_path, part(rank, 1.0), rank=rank, ranks=3, step=7, save_id="7")
     for rank in order[:2]:
-        shoal.save(tmp_path, part(rank, 2.0), rank=rank, ranks=3, step=8)
+        shoal.save(tmp_path, part(rank, 2.0), rank=rank, ranks=3, step=8, save_id="8")
     with pytest.raises(CheckpointError, match="A save was interrupted"):
         shoal.load(tmp_path, made())
     for rank in order:
-        shoal.save(tmp_path, part(rank, 3.0), rank=rank, ranks=3, step=9)
+        shoal.save(tmp_path, part(rank, 3.0), rank=rank, ranks=3, step=9, save_id="9")
     whole = made()
     assert shoal.load(tmp_path, whole).step == 9
     assert whole.table("a").lookup([1, 11, 21])[:, 0].tolist() == [3.0, 3.0, 3.0]
@@ -190,7 +218,7 @@ def test_a_key_that_two_ranks_saved_is_noticed(tmp_path):
     bags = made()
     train(bags, range(2))
     for rank in range(2):
-        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1)
+        shoal.save(tmp_path, bags, rank=rank, ranks=2, step=1, save_id="x")
     with pytest.raises(CheckpointError, match="Were keys saved by several ranks"):
         shoal.load(tmp_path, made())
 

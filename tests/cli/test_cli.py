@@ -104,7 +104,7 @@ def test_a_log_without_a_commit_and_a_checkpoint_of_ranks(tmp_path):
     assert found["newest"] is None
     assert "nothing to compact" in done("compact", tmp_path / "log")
     for rank in range(2):
-        shoal.save(tmp_path / "parts", made(), rank=rank, ranks=2)
+        shoal.save(tmp_path / "parts", made(), rank=rank, ranks=2, save_id="x")
     assert len(json.loads(done("inspect", tmp_path / "parts", "--json"))["logs"]) == 2
     assert done("verify", tmp_path / "parts").count("as it was written") == 2
 

@@ -1,6 +1,7 @@
 """Tables on a device above a storage that kernels do not reach: to the bit what they are with device memory enough."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -131,6 +132,22 @@ def test_forwards_before_their_backwards_keep_their_rows(form):
             pair.backward(*waiting.pop(1))
     while waiting:
         pair.backward(*waiting.pop())
+    pair.check()
+
+
+@ON_ALL_FORMS
+def test_the_memory_that_a_batch_is_said_to_need_is_enough(form):
+    pair = Below(form, adam(), size="3KiB")
+    many = pair.stats(-2).capacity
+    # Rows of the first are in memory when the second needs them, beside more than memory has.
+    first, second = (kjt({"a": [list(range(end))]}) for end in (many, 3 * many))
+    pair.step(first)
+    with pytest.raises(CapacityError) as refused:
+        pair.tiers(placed(second))
+    size = int(re.search(r"Raise it to \w+\((\d+)\) or more", str(refused.value))[1])
+    pair = Below(form, adam(), size=size)
+    for batch in (first, second):
+        pair.step(batch)
     pair.check()
 
 

@@ -7,12 +7,14 @@ import torch
 from batches import train_step
 
 import shoal
-from shoal.errors import ConfigError, OptimizerWarning, StateWarning
+from shoal.errors import CheckpointError, ConfigError, OptimizerWarning, StateWarning
+from shoal.interop import dcp
 from shoal.interop.torchrec import apply_optimizer_in_backward, load_optimizer_state, optimizer_of, table_of
 
 from theirs import BATCH, bag_config, their_bags, theirs  # isort: skip (it skips this file without TorchRec)
 import torchrec.optim as optim
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 ALL = {"a": [[0, 1, 2], [3], [4, 4]], "b": [[5], [6, 7], [8, 9, 0]]}  # every row of ten
 OTHER = {"a": [[1], [], [2, 3, 3]], "b": [[], [9], []]}
@@ -135,3 +137,73 @@ def test_a_table_of_a_config_has_what_it_cannot_say():
     table = table_of(bag_config(), optimizer=shoal.Adam(0.1), tiers=[shoal.Dram("1MiB")], init=shoal.Zeros())
     assert (table.optimizer, table.tiers, table.init) == (shoal.Adam(0.1), (shoal.Dram("1MiB"),), shoal.Zeros())
     assert table.feature_names == ("a", "b")
+
+
+class Model(torch.nn.Module):
+    """Rows and dense weights, and the optimizer that TorchRec's golden script makes for the dense ones."""
+
+    def __init__(self, with_groups=False):
+        super().__init__()
+        self.bags = shoal.EmbeddingBagCollection([bag_config()], optimizer=shoal.Adagrad(lr=0.1))
+        self.top = torch.nn.Linear(8, 1)
+        keyed = KeyedOptimizerWrapper(dict(self.named_parameters()), lambda some: torch.optim.Adam(some, lr=0.1))
+        self.optimizer = CombinedOptimizer([keyed])
+        self.optimizer.save_param_groups(with_groups)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.top(self.bags(theirs(BATCH)).values()).square().sum().backward()
+        self.optimizer.step()
+
+
+def committed(path, model):
+    with shoal.ChangeLog(path) as log:
+        log.commit(model, dense=model, optimizer=model.optimizer)
+
+
+SAVED = {
+    "save": (
+        lambda path, model: shoal.save(path, model, dense=model, optimizer=model.optimizer),
+        lambda path, model: shoal.load(path, model, dense=model, optimizer=model.optimizer),
+    ),
+    "commit": (committed, lambda path, model: shoal.recover(path, model, dense=model, optimizer=model.optimizer)),
+    "dcp": (
+        lambda path, model: dcp.save({"model": model, "dense": model.optimizer}, path),
+        lambda path, model: dcp.load({"model": model, "dense": model.optimizer}, path),
+    ),
+}
+
+
+@pytest.mark.parametrize("with_groups", [False, True], ids=["states", "groups"])
+@pytest.mark.parametrize("how", SAVED)
+def test_training_goes_on_with_their_keyed_optimizer_as_it_was(tmp_path, how, with_groups):
+    save, load = SAVED[how]
+    model, again = Model(with_groups), Model(with_groups)
+    model.step()
+    model.step()
+    save(tmp_path / "saved", model)
+    before = {name: value.clone() for name, value in again.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"CombinedOptimizer that has states.* Call its init_state\(\) first"):
+        load(tmp_path / "saved", again)
+    assert all(torch.equal(value, before[name]) for name, value in again.state_dict().items())
+    again.optimizer.init_state()
+    load(tmp_path / "saved", again)
+    for _ in range(2):
+        model.step()
+        again.step()
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_keyed_optimizer_of_other_parameters_is_refused(tmp_path):
+    model, other = Model(), Model()
+    for one in (model, other):
+        one.step()
+    keyed = KeyedOptimizerWrapper({"bias": other.top.bias}, torch.optim.Adam)
+    keyed.init_state()
+    for name, (save, load) in SAVED.items():
+        save(tmp_path / name, model)
+        before = {name: value.clone() for name, value in other.state_dict().items()}
+        other.optimizer = keyed
+        with pytest.raises(CheckpointError, match="Different parameter count: 1 vs 2"):
+            load(tmp_path / name, other)
+        assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())

@@ -184,7 +184,7 @@ def test_the_parts_of_several_ranks(tmp_path, logged):
     for rank in range(3):
         part = made()
         shoal.load(path, part, rank=rank, ranks=3)
-        shoal.save(tmp_path / "parts", part, rank=rank, ranks=3)
+        shoal.save(tmp_path / "parts", part, rank=rank, ranks=3, save_id="x")
     assert export_parquet(tmp_path / "parts", tmp_path / "x.parquet", table="b") == len(bags.table("b"))
     other = made()
     import_parquet(tmp_path / "x.parquet", other.table("b"))
@@ -193,7 +193,7 @@ def test_the_parts_of_several_ranks(tmp_path, logged):
 
 def test_ranks_of_different_saves_are_refused(tmp_path):
     for rank, step in ((0, 1), (1, 1), (0, 2)):
-        shoal.save(tmp_path / "parts", made(), rank=rank, ranks=2, step=step)
+        shoal.save(tmp_path / "parts", made(), rank=rank, ranks=2, step=step, save_id=str(step))
     with pytest.raises(CheckpointError, match=r"rank 0 saved step 2 .* and rank 1 step 1"):
         export_parquet(tmp_path / "parts", tmp_path / "x.parquet", table="a")
     assert not list(tmp_path.glob("x.parquet*"))
@@ -203,7 +203,7 @@ def saved_by_ranks(path, *keys):
     for rank, held in enumerate(keys):
         bags = shoal.EmbeddingBagCollection([shoal.Table("a", 2)])
         bags.table("a").assign(held, torch.full((len(held), 2), float(rank)))
-        shoal.save(path, bags, rank=rank, ranks=len(keys))
+        shoal.save(path, bags, rank=rank, ranks=len(keys), save_id="x")
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 2), (1, 2)])

@@ -28,7 +28,6 @@ from shoal import _native
 from shoal.checkpoint import load  # noqa: F401
 from shoal.cli.app import app
 from shoal.errors import StorageError
-from shoal.log import changelog
 from shoal.log.files import Files
 from shoal.log.verify import verify
 
@@ -47,7 +46,7 @@ def advance(bags, version):
         bags.table("a").erase(bags.table("a").keys()[::4])
 
 
-def write(folder, scenario, said, fsync="each", most=10_000, pause=0.0):
+def write(folder, scenario, said, fsync="each", most=10_000, pause=0.0, rng=True):
     """Commit up to a version, with a pause behind each, and say what was acknowledged, with a line that says how."""
     os.write(said, fsync.encode() + b"\n")
     bags = made()
@@ -61,7 +60,7 @@ def write(folder, scenario, said, fsync="each", most=10_000, pause=0.0):
     options = {"rotate": {"segment": 4000}, "compact": {"segment": 8000, "retain": 1}}.get(scenario, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        log = shoal.ChangeLog(folder, fsync=fsync, **options)
+        log = shoal.ChangeLog(folder, fsync=fsync, rng=rng, **options)
     found = shoal.recover(folder, bags, dense=model)
     for version in range(1 if found is None else found.version + 1, most):
         advance(bags, version)
@@ -76,14 +75,20 @@ def write(folder, scenario, said, fsync="each", most=10_000, pause=0.0):
 def write_until_power_cut(folder, scenario, said, seed):
     """Commit for a while, until a call of the operating system fails; then the power does, too."""
     choose = random.Random(seed)
-    if choose.random() < 0.5:
-        # Commit frames of one sector, which a cut often leaves whole without the rows before them.
-        changelog.random_states = dict
+    # Commit frames of one sector, which a cut often leaves whole without the rows before them.
+    rng = choose.random() >= 0.5
     _native.record_power_cut(folder)
     kinds = [_native.FileCall.write, _native.FileCall.sync, _native.FileCall.rename, _native.FileCall.sync_directory]
     _native.inject_fault(choose.choice(kinds), folder, errno.EIO, after=choose.randrange(120), times=10**6)
     with suppress(StorageError):
-        write(folder, scenario, said, fsync=choose.choice(["each", "interval", "never"]), most=choose.randrange(2, 30))
+        write(
+            folder,
+            scenario,
+            said,
+            fsync=choose.choice(["each", "interval", "never"]),
+            most=choose.randrange(2, 30),
+            rng=rng,
+        )
     _native.clear_faults()
     _native.cut_power(seed)
     os._exit(0)

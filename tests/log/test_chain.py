@@ -1,6 +1,5 @@
 """Commits that do not follow one another: of two writers, of another copy, written over, or played again."""
 
-import json
 import shutil
 import time
 import warnings
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forged import Forged
+from forged import Forged, content_of, payload_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logged import assert_rows, made, recovered, rows_of, train
@@ -290,9 +289,9 @@ def commits_in(frames):
 
 def said(frames, number, **fields):
     header, payload = frames[number]
-    value = json.loads(payload)
+    value, binary = content_of(payload)
     value["commit"].update(fields)
-    return [*frames[:number], (header, json.dumps(value).encode()), *frames[number + 1 :]]
+    return [*frames[:number], (header, payload_of(value, binary)), *frames[number + 1 :]]
 
 
 @pytest.mark.parametrize(
@@ -495,6 +494,68 @@ def test_fields_that_are_not_known_are_kept(tmp_path, field):
         warnings.simplefilter("ignore", RepairWarning)
         shoal.ChangeLog(path, repair=True).close()
     assert shoal.open_log(path).at(3).commit.fields[field] == value
+
+
+def test_fields_of_the_manifest_that_are_not_known_are_kept(tmp_path):
+    path, bags = tmp_path / "log", grown(tmp_path / "log", 3)
+    with shoal.ChangeLog(path) as log:
+        log.compact()
+    forged = Forged(path)
+    forged.write_snapshot(lambda value: value.update(positions=[1], required=["tables"]))
+    forged.manifest.update(job={"a": [1, None]}, required=["epoch"])
+    forged.manifest["snapshots"][0].update(part=7, required=["crc32c"])
+    forged.write_manifest()
+
+    def found():
+        manifest = Forged(path).manifest
+        parts = [one.get("part") for one in manifest["snapshots"]]
+        return manifest.get("job"), manifest.get("required"), parts
+
+    kept = {"a": [1, None]}, ["epoch"]
+    with shoal.ChangeLog(path, segment=1) as log:
+        shoal.recover(path, bags)
+        for version in (4, 5):  # another writer, and another segment
+            put(bags, version, version)
+            log.commit(bags)
+            assert found() == (*kept, [7])
+        log.compact()
+        assert found() == (*kept, [7, None])
+        assert log.verify().is_sound
+    content = bytearray((path / "segments" / f"{5:020}.seg").read_bytes())
+    content[70] ^= 1
+    (path / "segments" / f"{5:020}.seg").write_bytes(content)
+    with pytest.warns(RepairWarning):
+        shoal.ChangeLog(path, repair=True).close()
+    assert found()[:2] == kept
+    shoal.save(path, bags)
+    assert found() == (*kept, [None])
+
+
+@pytest.mark.parametrize("where", ["manifest", "an item", "SNAPSHOT.json"])
+def test_a_required_field_of_another_file_is_refused_by_name(tmp_path, where):
+    path, bags = tmp_path / "log", grown(tmp_path / "log", 3)
+    with shoal.ChangeLog(path) as log:
+        log.compact()
+    forged, unknown = Forged(path), {"positions": [1], "required": ["positions"]}
+    if where == "SNAPSHOT.json":
+        forged.write_snapshot(lambda value: value.update(unknown))
+    else:
+        (forged.manifest if where == "manifest" else forged.manifest["snapshots"][0]).update(unknown)
+        forged.write_manifest()
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    reads = {
+        "recover": lambda: shoal.recover(path, bags),
+        "load": lambda: shoal.load(path, bags),
+        "at": lambda: shoal.open_log(path).at(3),
+        "repair": lambda: shoal.ChangeLog(path, repair=True),
+    }
+    for read in reads.values():
+        with pytest.raises(CheckpointError, match=r"needs a newer Shoal.*'positions'"):
+            read()
+    names = ("LOCK", "COMPACT", "MANIFEST.lock")
+    assert {file: data for file, data in before.items() if file.name not in names} == {
+        file: file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name not in names
+    }
 
 
 def test_a_required_field_that_is_not_known_is_refused_by_name_and_nothing_is_cut_off(tmp_path):

@@ -1,11 +1,9 @@
 """Logs that somebody damaged: an error, or exactly what was committed; never wrong rows, never a crash."""
 
 import json
-import os
-import resource
 import shutil
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -15,13 +13,13 @@ import torch
 from forged import Forged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from limits import IS_SANITIZED, little_memory
 from logged import assert_rows, made, rows_of, train
 from sweeps import examples
 
 import shoal
 from shoal import _native
 from shoal.errors import CheckpointError, ShoalError, StorageError
-from shoal.log import changelog
 from shoal.log.files import Files, sealed_json
 from shoal.log.opening import TornTailWarning
 from shoal.log.reader import LogReader, SnapshotWarning
@@ -120,27 +118,6 @@ def reopen(log, path):
 
 # Each gives exactly what was committed, or a ShoalError.
 READS = (recover, partial(load, version=3), partial(load, version=5), partial(at, version=3), partial(at, version=6))
-
-
-# A sanitizer's own heap does not survive a limit.
-IS_SANITIZED = "san.so" in os.environ.get("LD_PRELOAD", "")
-
-
-@contextmanager
-def little_memory():
-    """Who asks for more than a log of some 100 KB explains gets none: an error that is not Shoal's. The kernel counts
-    all of it, whoever allocates, also what threads reserve for their stacks and arenas."""
-    if IS_SANITIZED:
-        yield
-        return
-    room = (512 + 80 * (os.cpu_count() or 1)) << 20
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def succeeds(read, log, path):
@@ -284,8 +261,7 @@ def small(tmp_path_factory):
             shoal.Table("b", 2, optimizer=shoal.SGD()),
         ]
     )
-    with pytest.MonkeyPatch.context() as patch, shoal.ChangeLog(path, segment=2500) as log:
-        patch.setattr(changelog, "random_states", dict)  # most of a small commit
+    with shoal.ChangeLog(path, segment=1500, rng=False) as log:  # states of generators are most of a small log
         for version in range(1, 5):
             bags.table("a").assign(range(version, version + 5), torch.randn(5, 3))
             if version > 2:

@@ -64,6 +64,15 @@ def test_segments_of_one_commit(tmp_path, segment):
     assert_rows(again, rows_of(bags))
 
 
+def test_a_second_writer_in_this_process_is_not_told_to_end_it(tmp_path):
+    with shoal.ChangeLog(tmp_path):
+        for second in (lambda: shoal.ChangeLog(tmp_path), lambda: shoal.save(tmp_path, made())):
+            with pytest.raises(StorageError, match=r"\(log\) has it, which is this one\. Close what has it") as told:
+                second()
+            assert "End that one" not in str(told.value)
+    shoal.ChangeLog(tmp_path).close()
+
+
 def test_a_folder_with_something_else_is_left_as_it_was(tmp_path):
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"mine\.txt"):
@@ -80,7 +89,7 @@ def test_a_writer_that_opens_leaves_the_manifest_of_who_compacts_alone(tmp_path)
     with shoal.ChangeLog(tmp_path / "log") as log:
         log.commit(bags)
     files = Files(str(tmp_path / "log"))
-    temporary = files.manifest.with_name("MANIFEST.json.tmp")
+    temporary = tmp_path / "log" / "MANIFEST.json.tmp"
     opened = threading.Event()
 
     def open_it():

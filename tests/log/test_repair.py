@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ class Logged:
                 if version in compact_at:
                     log.compact()
             for one in LogReader(Files(str(path))).commits(log._manifest.segments[0] - 1):
-                self.places[one.version] = (log._files.segment(one.whole.segment), one.whole)
+                self.places[one.version] = (Path(log._files.segment(one.whole.segment)), one.whole)
 
     def flip(self, where, version=BROKEN):
         """Damage a version: its first frame's header, a payload, or its commit frame."""
@@ -639,7 +640,7 @@ def test_the_error_names_the_newest_version_that_can_be_read(tmp_path):
 
 def test_a_folder_that_ranks_saved_to_is_named(tmp_path):
     for rank in range(2):
-        shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=1)
+        shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=1, save_id="x")
     with pytest.raises(CheckpointError, match=r"a folder that ranks saved to \(rank-00000-of-00002\)"):
         shoal.open_log(tmp_path / "saved")
 
@@ -659,5 +660,5 @@ def test_a_save_onto_a_part_that_was_repaired_takes_a_number_that_is_free(tmp_pa
     with repaired(tmp_path / "saved" / "rank-00000-of-00002") as log:
         assert log.version == 3
     for rank in range(2):
-        assert shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=9) == NEWEST + 1
+        assert shoal.save(tmp_path / "saved", made(), rank=rank, ranks=2, step=9, save_id="x") == NEWEST + 1
     assert shoal.load(tmp_path / "saved", made()).step == 9

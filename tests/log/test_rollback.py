@@ -1,6 +1,8 @@
 """Rollbacks that fail on the way: all is as it was before."""
 
 import errno
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -111,3 +113,36 @@ def test_what_is_not_given_stays(tmp_path):
         log.rollback(1, bags)
         assert value_of(model) == 2.0
         assert log.newest.dense.version == 2
+
+
+def test_while_another_process_compacts(tmp_path):
+    """It removes the files from which the version was to be made, between the moments at which weights and rows are
+    read; the same version is in a snapshot by then."""
+    path, bags, model = tmp_path / "log", shoal.EmbeddingBagCollection([shoal.Table("t", 1)]), model_of(1.0)
+    compactions = []
+
+    def compact(*_given):
+        if compactions:
+            return
+        command = [sys.executable, "-m", "shoal.cli", "compact", path, "--retain", "1"]
+        done = subprocess.run(command, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        compactions.append(done.stdout)
+
+    with shoal.ChangeLog(path, segment=1, fsync="never") as log:
+        # More segments than a reader keeps open.
+        for version in range(1, 262):
+            bags.table("t").assign([version], torch.full((1, 1), float(version)))
+            log.commit(bags, dense=model if version == 1 else None)
+        wanted = rows_of(bags)
+        bags.table("t").assign([5, 1000], torch.zeros(2, 1))
+        bags.table("t").erase([7])
+        model.register_state_dict_pre_hook(compact)
+        assert log.rollback(261, bags, dense=model) == 262
+        assert compactions
+        assert len(list((path / "segments").iterdir())) < 5
+        assert_rows(bags, wanted)
+        assert log.verify().is_sound
+    again = shoal.EmbeddingBagCollection([shoal.Table("t", 1)])
+    shoal.recover(path, again)
+    assert_rows(again, wanted)

@@ -26,13 +26,6 @@ def test_steps():
     assert [bar.rows for bar in bars_of([0.0], [63.0], [5.0])] == [1, 1, *[0] * 13, 1]
 
 
-def test_what_is_not_finite_is_counted_apart():
-    histogram = ScoreHistogram()
-    histogram.add(torch.tensor([1.0, float("nan"), float("inf"), 2.0], dtype=torch.float64))
-    assert histogram.nonfinite == 2
-    assert sum(bar.rows for bar in histogram.bars()) == 2
-
-
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=6), max_size=6))
 def test_every_score_is_in_its_bar(pieces):
     scores = [score for piece in pieces for score in piece]

@@ -205,6 +205,16 @@ def test_pooling_belongs_to_bags_and_none_to_sequences():
         shoal.EmbeddingCollection([shoal.Table("a", 4)])
 
 
+def test_a_taken_name_is_refused_with_what_frees_it_in_a_notebook():
+    bags = shoal.EmbeddingBagCollection([shoal.Table("one", 4)], name="taken")
+    with pytest.raises(
+        ConfigError, match=r"called 'taken' already\. .* %xdel bags deletes results that the notebook keeps"
+    ):
+        shoal.EmbeddingBagCollection([shoal.Table("one", 4)], name="taken")
+    del bags
+    shoal.EmbeddingBagCollection([shoal.Table("one", 4)], name="taken")
+
+
 def test_an_unknown_table_is_named():
     with pytest.raises(NotFoundError, match="has the tables 'a', 'b'; got 'c'"):
         trained().table("c")

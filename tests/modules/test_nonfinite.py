@@ -5,7 +5,7 @@ import torch
 from batches import assert_unchanged, kjt, memory, train_step
 
 import shoal
-from shoal.errors import NonFiniteError
+from shoal.errors import NonFiniteError, OptimizerWarning
 
 BATCH = {"a": [[1, 2], [3]], "b": [[4], [5]], "c": [[6], [6]]}
 
@@ -39,6 +39,15 @@ def test_it_raises_names_table_and_feature_and_changes_nothing(value, column, ta
         out.backward(gradient(value, column))
     assert_unchanged(bags, before)
     train_step(bags, kjt(BATCH))
+
+
+def test_the_overflow_of_a_scaled_loss_says_what_the_scaler_needs():
+    bags, scaler = trained(), torch.amp.GradScaler("cpu", init_scale=1e30)
+    with (
+        pytest.warns(OptimizerWarning, match=r"Set bags\.scaler = scaler"),
+        pytest.raises(NonFiniteError, match=r"where a GradScaler scales the loss, set bags\.scaler = scaler"),
+    ):
+        scaler.scale(1e20 * bags(kjt(BATCH)).values().sum()).backward()
 
 
 def test_sequences_raise_too():

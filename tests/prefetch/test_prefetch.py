@@ -15,7 +15,7 @@ from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skew
 
 import shoal
 from shoal import _native
-from shoal.errors import CapacityError, ConfigError, InputError, PrefetchWarning, StorageError
+from shoal.errors import ConfigError, InputError, PrefetchWarning, StorageError
 from shoal.storage import MemoryStorage
 from shoal.table.readers import Readers
 from shoal.table.staging import HostStaging
@@ -164,22 +164,33 @@ def test_more_batches_ahead_than_memory_holds(tmp_path):
     assert_same_rows(plain, ahead)
 
 
-def test_graphs_that_are_kept_hold_their_rows_and_the_lookup_says_so(tmp_path):
-    ahead = spilling("memory", tmp_path)
-    kept = []
-    with pytest.raises(CapacityError, match=r"no room for the \d+ rows .* batches at work need.*Raise it to Dram"):
-        for batch in shoal.prefetch(batches(50, bags=40, keys=10**6), ahead):
-            kept.append(ahead(batch).values())
-    for step, out in enumerate(kept):
-        out.backward(torch.ones_like(out) * step)
+def test_graphs_that_are_kept_hold_their_rows_and_later_lookups_do_without_memory(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("memory", tmp_path)
+    some = batches(50, bags=40, keys=10**6)
+    kept = [plain(batch).values() for batch in some], []
+    for batch in shoal.prefetch(some, ahead):
+        kept[1].append(ahead(batch).values())
+    for step, outs in enumerate(zip(*kept, strict=True)):
+        assert torch.equal(*outs)
+        for out in outs:
+            out.backward(torch.ones_like(out) * step)
+    assert_same_rows(plain, ahead)
     train(ahead, shoal.prefetch(batches(5), ahead))
 
 
-def test_a_batch_too_large_for_memory(tmp_path):
-    ahead = spilling("ssd", tmp_path)
-    with pytest.raises(CapacityError, match="no room for the 5000 rows that a batch brings"):
-        for batch in shoal.prefetch([kjt({"t": [list(range(5000))]})], ahead):
-            ahead(batch)
+def test_a_batch_too_large_for_memory_is_not_read_ahead(tmp_path):
+    plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
+    large = kjt({"t": [list(range(5000))]})
+    for step in range(3):
+        outs = [plain(large)]
+        for batch in shoal.prefetch([large], ahead):
+            assert ahead.stats()["t"].tiers[1].ahead_bytes == 0
+            outs.append(ahead(batch))
+        assert torch.equal(*(out.values() for out in outs))
+        for out in outs:
+            backward(out, step)
+    assert_same_rows(plain, ahead)
+    assert staged(ahead) == ({}, {})
 
 
 @pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.errors.PrefetchWarning")

@@ -1,6 +1,7 @@
 """Frames: the bytes of a log."""
 
 import struct
+import zlib
 from dataclasses import replace
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from shoal.records.frames import (
     NO_TABLE,
     FrameHeader,
     Kind,
+    binary_of,
     check_payload,
     decode_commit,
     decode_deletes,
@@ -97,14 +99,17 @@ HEADER = FrameHeader(Kind.PUTS, 3, 9, 2, 1000, 77)
     ("at", "value", "complaint"),
     [
         (0, b"SHFQ", "begins with"),
-        (4, b"\x00\x00", "of kind 1, 2 or 3"),
-        (4, b"\x04\x00", "of kind 1, 2 or 3"),
+        (4, b"\x00\x00", "of kind 1 to 4"),
+        (4, b"\x05\x00", "of kind 1 to 4"),
         (4, b"\x03\x00", "in a commit"),
-        (6, b"\x02\x00", "newer version"),
+        (4, b"\x04\x00", "in a commit"),
+        (6, b"\x02\x00", "zeros"),
+        (6, b"\x03\x00", "newer version"),
         (8, b"\xff\xff\xff\xff", "in a commit"),
         (32, b"\x00\x00\x00\x00\x00\x00\x00\x80", "keys of 8 bytes"),
         (32, b"\x7e", "keys of 8 bytes"),
         (40, b"\x01", "zeros"),
+        (48, b"\x01", "zeros"),
         (59, b"\x01", "zeros"),
     ],
 )
@@ -182,9 +187,14 @@ def test_large_columns_are_written_and_read_where_they_lie():
         assert memory.address <= tensor.data_ptr() < memory.address + memory.size
 
 
-def test_the_payload_is_an_ordinary_arrow_stream():
-    rows = rows_of(LAYOUT, 10)
-    _, payload = parts(joined(encode_puts(rows, LAYOUT, table=0, version=1)))
+@pytest.mark.parametrize("count", [1, 10, 1000])
+def test_the_payload_is_an_ordinary_arrow_stream(count):
+    rows = rows_of(LAYOUT, count)
+    header, payload = parts(joined(encode_puts(rows, LAYOUT, table=0, version=1)))
+    assert (header.inflated_bytes > 0) == (count < 1000)
+    if header.inflated_bytes:
+        payload = zlib.decompress(payload, wbits=-15)  # RFC 1951, by any library
+        assert len(payload) == header.inflated_bytes
     table = pa.ipc.open_stream(payload).read_all()
     assert table.column("key").to_pylist() == rows.keys.tolist()
     assert table.column("row").to_pylist() == rows.weights.tolist()
@@ -217,6 +227,43 @@ def test_frames_of_another_kind_table_or_payload_are_refused():
 def header_for(payload: bytes, kind: Kind = Kind.PUTS, rows: int = 3) -> FrameHeader:
     table = NO_TABLE if kind is Kind.COMMIT else 0
     return FrameHeader(kind, table, 1, rows, len(payload), _native.crc32c(payload))
+
+
+def deflated(data: bytes) -> bytes:
+    return zlib.compress(data, wbits=-15)
+
+
+def test_what_is_no_text_in_a_commit_comes_back():
+    content, binary = {"née": "\0"}, bytes(range(256)) * 3
+    header, payload = parts(joined(encode_commit(content, version=7, binary=binary)))
+    assert decode_commit(header, payload, "here") == content
+    assert binary_of(payload) == binary
+    assert binary_of(parts(joined(encode_commit(content, version=7)))[1]) == b""
+
+
+def test_payloads_that_do_not_inflate_to_what_their_header_says_are_refused():
+    plain = stream([to_arrow(rows_of(LAYOUT, 3), LAYOUT)])
+    good = deflated(plain)
+    fine = replace(header_for(good), inflated_bytes=len(plain))
+    assert len(decode_puts(fine, good, LAYOUT, "here")) == 3
+    for payload, size in [
+        (good, len(plain) - 1),
+        (good, len(plain) + 1),
+        (good[:-1], len(plain)),
+        (good + b"x", len(plain)),
+        (plain, len(plain)),
+        (deflated(bytes(2**24)), 4096),  # a bomb
+        (b"", len(plain)),
+    ]:
+        header = replace(header_for(payload, rows=0), inflated_bytes=size)
+        with pytest.raises(StorageError, match=r"^\[here\] wanted a (deflated )?payload"):
+            decode_puts(header, payload, LAYOUT, "here")
+    with pytest.raises(InputError, match="inflated_bytes: wanted 0 to 4096"):
+        replace(fine, inflated_bytes=4097).pack()
+    with pytest.raises(StorageError, match="keys of 8 bytes"):
+        raw = bytearray(replace(fine, rows=3).pack())
+        raw[32] = 255  # rows
+        FrameHeader.unpack(with_crc(bytes(raw)), "here")
 
 
 @pytest.mark.parametrize("text", [b"[]", b"1", b"null", b'{"a":1,"a":2}', b"{", b'{"a":NaN}', b""])

@@ -12,6 +12,7 @@ from made_rows import LAYOUT, assert_same, bits_of, layouts, rows_of
 from shoal.errors import InputError, StorageError
 from shoal.records import Layout, Rows, StateColumn
 from shoal.records.arrow import arrow_schema, from_arrow, keys_from_arrow, keys_schema, keys_to_arrow, to_arrow
+from shoal.records.finite import count_not_finite
 
 
 def test_schema():
@@ -196,16 +197,20 @@ def test_nulls_and_odd_addresses_are_refused(name, array):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("column", ["row", "state.sum", "score"])
-def test_values_that_are_not_finite_are_refused_where_asked(dtype, bad, column):
+def test_scores_are_finite_and_other_values_come_as_they_are(dtype, bad, column):
     layout = Layout("item", 8, dtype, LAYOUT.columns)
     rows = rows_of(layout, 5)
     tensor = {"row": rows.weights, "state.sum": rows.state["sum"], "score": rows.scores}[column]
     tensor.view(5, -1)[3, 0] = bad
     batch = to_arrow(rows, layout)
-    with pytest.raises(StorageError, match=rf"\[here\] column '{column}': wanted finite values; got .* in row 3\."):
-        from_arrow(batch, layout, "here")
-    found = from_arrow(batch, layout, "here", finite=False)
+    if column == "score":
+        with pytest.raises(StorageError, match=r"\[here\] column 'score': wanted finite values; got .* in row 3\."):
+            from_arrow(batch, layout, "here")
+        return
+    found = from_arrow(batch, layout, "here")
     assert bits_of(found.weights).equal(bits_of(rows.weights))
+    assert bits_of(found.state["sum"]).equal(bits_of(rows.state["sum"]))
+    assert count_not_finite(found) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

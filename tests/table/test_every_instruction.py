@@ -76,6 +76,18 @@ def dropping(folder):
     return case
 
 
+def large(folder, tiers, weighted=False, erases=False):
+    """Memory cannot hold the batch's rows: they are updated in pieces."""
+    batch = random_kjt(FEATURES, 80, 1200, seed=9, weighted=weighted)
+    bags = made(TABLES, folder, tiers)
+    promotions = [table.tiers[0].promotions for table in bags.stats().values()]
+    case = backward(bags, batch, keep=not erases)
+    if erases:
+        bags.table("a").erase(torch.arange(0, 1200, 3))
+    assert promotions == [table.tiers[0].promotions for table in bags.stats().values()]
+    return case
+
+
 BACKWARDS = {
     "plain": lambda folder: backward(made(TABLES, folder)),
     "graph is not kept": lambda folder: backward(made(TABLES, folder), keep=False),
@@ -89,6 +101,9 @@ BACKWARDS = {
     "dropped": dropping,
     "memory below": lambda folder: backward(made(TABLES, folder, "memory"), batch_of(9, "memory")),
     "ssd below": lambda folder: backward(made(TABLES, folder, "ssd"), batch_of(9, "ssd")),
+    "large, memory below": lambda folder: large(folder, "memory"),
+    "large, ssd below": lambda folder: large(folder, "ssd", weighted=True),
+    "large, erased": lambda folder: large(folder, "memory", erases=True),
 }
 
 

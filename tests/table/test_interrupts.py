@@ -93,10 +93,14 @@ def assert_sound(bags, plain):
     assert_same_rows(bags, plain)
 
 
-@pytest.mark.parametrize("kind", ["ssd", "memory", None])
-def test_a_forward_that_is_interrupted_is_made_again(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("ssd", "120KiB"), ("memory", "120KiB"), (None, None), ("ssd", "8KiB"), ("memory", "8KiB")],
+    ids=["ssd", "memory", "alone", "ssd that reads in pieces", "memory that reads in pieces"],
+)
+def test_a_forward_that_is_interrupted_is_made_again(kind, size, tmp_path):
     plain = collection(TABLES)
-    bags = collection(TABLES, [shoal.Dram("120KiB"), below(kind, tmp_path)] if kind else None)
+    bags = collection(TABLES, [shoal.Dram(size), below(kind, tmp_path)] if kind else None)
     generator = torch.Generator().manual_seed(0)
     end = time.monotonic() + SECONDS
     step = 0

@@ -198,37 +198,25 @@ def test_what_was_used_lately_stays(tmp_path):
                 assert tier(bags, 1).hits - before == 20
 
 
-def test_a_batch_that_memory_cannot_hold_is_refused_and_changes_nothing(tmp_path):
-    plain, bags = pair("ssd", tmp_path, [{"name": "t", "dim": 8}])
-    train([plain, bags], torch.Generator().manual_seed(0), 20)
-    with pytest.raises(CapacityError, match=r"table 't'.*24KiB.*Raise it to Dram\(\d+\)"):
-        bags(kjt({"t": [list(range(5000, 9000))]}))
-    assert_same_rows(plain, bags)
-    train([plain, bags], torch.Generator().manual_seed(1), 5)
-    assert_same_rows(plain, bags)
-
-
-def enough(bags, batch):
-    """The memory that a collection asks for to look a batch up."""
-    with pytest.raises(CapacityError) as refused:
-        bags(batch)
-    return int(re.search(r"Raise it to Dram\((\d+)\)", str(refused.value))[1])
-
-
 @pytest.mark.parametrize("dim", [1, 8, 300])
 @pytest.mark.parametrize("rows", [100, 1000, 5000])
-def test_the_memory_that_a_batch_is_said_to_need_is_enough(dim, rows):
-    table, least = {"name": "t", "dim": dim}, shoal.Dram("4KiB")
-    batch = kjt({"t": [list(range(rows)), list(range(10**6, 10**6 + rows))]})
-    size = enough(collection([table], [least, MemoryStorage]), batch)
+def test_the_memory_that_rows_are_said_to_need_is_enough(dim, rows):
+    """Where lookups that wait for their backward hold all of it, others have no place."""
+    table, little = {"name": "t", "dim": dim}, shoal.Dram(16 * rows * (dim + 20) + 4096)
+    bags = collection([table], [little, MemoryStorage])
+    batch = kjt({"t": [list(range(bags._group.tables[0].spare(10**6)))]})
+    more = torch.arange(10**6, 10**6 + rows), torch.ones(rows, dim)
+    kept = bags(batch)
+    with pytest.raises(CapacityError, match=r"table 't'\] its memory of .* stay until the backwards") as refused:
+        bags.table("t").assign(*more)
+    size = int(re.search(r"set Dram\((\d+)\) or more", str(refused.value))[1])
+    backward(kept, 0)
+    bags.table("t").assign(*more)
     bags = collection([table], [shoal.Dram(size), MemoryStorage])
-    more = kjt({"t": [list(range(2 * 10**6, 2 * 10**6 + rows))]})
-    kept = [bags(batch)]
-    larger = enough(bags, more)  # beside the one that is kept
-    assert size < larger
-    bags = collection([table], [shoal.Dram(larger), MemoryStorage])
-    kept = [bags(batch), bags(more)]
-    assert tier(bags, 0).bytes <= larger and len(kept) == 2
+    kept = bags(batch)
+    bags.table("t").assign(*more)
+    assert tier(bags, 0).bytes <= size
+    backward(kept, 0)
 
 
 @pytest.mark.parametrize("below", [[], [MemoryStorage]])

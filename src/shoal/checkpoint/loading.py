@@ -1,5 +1,6 @@
 """Loading tables from a checkpoint or a log, whatever their tiers, devices and ranks were."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,16 +13,17 @@ from torch import Tensor
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
-from shoal.errors import CheckpointError, InputError, NotFoundError
+from shoal.errors import CheckpointError, InputError, NonFiniteWarning, NotFoundError
 from shoal.log.ahead import made_ahead
 from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import Done, restored_dense
-from shoal.log.files import Files, require_folder
+from shoal.log.files import FilePath, Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Layout, Rows
+from shoal.records.finite import count_not_finite
 
 
 def load(
@@ -48,7 +50,8 @@ def load(
     state: False loads weights alone, and rows' state is as at birth. Otherwise rows that another optimizer trained, or
         one whose settings give rows other state, are refused; a table without an optimizer takes weights alone anyway.
     cast: weights may be of another type, and are rounded to the table's.
-    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's.
+    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's. One
+        that was saved without them is refused.
     rank, ranks: only rows of that rank's buckets are loaded.
     progress: whether to show a bar; None is where standard error is a terminal.
 
@@ -67,10 +70,15 @@ def load(
     here = Rank(rank, ranks)
 
     def attempt() -> Commit:
-        versions = [_version(part, version) for part in parts_of(Path(path))]
+        versions = [_version(part, version) for part in parts_of(path)]
         require_one_save(where, versions)
         plans = [_Plan(where, one, wanted, state, cast, here) for one in versions]
         commit = versions[0].commit
+        if rng and not commit.rng:
+            raise CheckpointError(
+                f"[{where}] rng: version {commit.version} has no states of torch's generators, as it was saved or "
+                f"committed with rng=False or imported. Leave rng= out."
+            )
         states = versions[0].dense() if dense is not None or optimizer is not None else {}
         rows = {name: sum(plan.commits[name].rows for plan in plans) for name in wanted}
         done = Done()
@@ -99,20 +107,27 @@ def load(
             done.is_done = True
         return commit
 
-    return while_it_changes(Path(path), attempt)
+    return while_it_changes(path, attempt)
 
 
 def require_one_save(where: str, versions: Sequence[Version]) -> None:
-    """Raise CheckpointError where ranks are not all at the step and the version that the first is at: one of them
-    saved again, and another did not."""
+    """Raise CheckpointError where the parts of ranks were not saved together: one rank saved again, and another did
+    not, or they are of two runs. Parts of a Shoal whose parts had no id are told by their steps and versions alone."""
     first = versions[0].commit
     for number, one in enumerate(versions):
         commit = one.commit
-        if (commit.step, commit.version) != (first.step, first.version):
+        is_same_step = commit.step == first.step
+        if not is_same_step or (commit.save == first.save and commit.version != first.version):
             raise CheckpointError(
                 f"[{where}] wanted all ranks at one step; rank 0 saved step {first.step} (version {first.version}) and "
                 f"rank {number} step {commit.step} (version {commit.version}). A save was interrupted: load another "
-                f"checkpoint, or save again with another step."
+                f"checkpoint, or save again on all ranks."
+            )
+        if commit.save != first.save:
+            raise CheckpointError(
+                f"[{where}] wanted parts of one save; rank 0 saved step {first.step} with the id {first.save} and rank "
+                f"{number} with {commit.save}: they are of two runs, or one rank saved that step again. Load another "
+                f"checkpoint, or save again on all ranks."
             )
 
 
@@ -126,8 +141,8 @@ def _names(where: str, held: LoggedTables, tables: Sequence[str] | None) -> list
     return names
 
 
-def _version(part: Path, version: int | None) -> Version:
-    found = LogReader(Files(str(part))).at(version)
+def _version(part: FilePath, version: int | None) -> Version:
+    found = LogReader(Files(part)).at(version)
     if found is None:
         raise CheckpointError(f"[log {part}] nothing was committed to it yet. Was a save interrupted?")
     return found
@@ -171,6 +186,7 @@ class _Plan:
     def __init__(
         self, where: str, version: Version, wanted: dict[str, LoggedTable], state: bool, cast: bool, rank: Rank
     ) -> None:
+        self._where = where
         self._version = version
         self._wanted = wanted
         self._rank = rank
@@ -202,10 +218,12 @@ class _Plan:
             filter_by = None if self._rank.ranks == 1 else (first, end)
             rows = min(self.commits[name].rows, self._version.most_rows(name))
             table.table.expect(rows // self._rank.ranks)
+            odd = 0
             with table.table.filling():
                 for change in made_ahead(self._version.steps(name, first, end)):
-                    apply(table, change, layout, target, self._state, filter_by)
+                    odd += apply(table, change, layout, target, self._state, filter_by)
                     progress(len(change.keys))
+            warn_of_not_finite(self._where, name, odd)
 
 
 def apply(
@@ -215,12 +233,13 @@ def apply(
     target: Layout,
     state: bool,
     buckets: tuple[int, int] | None,
-) -> None:
-    """Have a change of a table of one layout in one of another. Call while writing."""
+) -> int:
+    """Have a change of a table of one layout in one of another; returns how many rows have NaN or infinity. Call while
+    writing."""
     if change.puts is None:
         assert change.deletes is not None
         table.group.erase(table.number, change.deletes.to(table.group.device))
-        return
+        return 0
     rows = change.puts
     if buckets is not None:
         of = buckets_of(rows.keys.contiguous(), layout.buckets)
@@ -230,7 +249,21 @@ def apply(
     weights = rows.weights
     if layout.dtype != target.dtype:
         weights = _rounded(weights, target, rows.keys)
-    table.table.put(Rows(rows.keys, weights, columns, rows.scores))
+    put = Rows(rows.keys, weights, columns, rows.scores)
+    table.table.put(put)
+    return count_not_finite(put)
+
+
+def warn_of_not_finite(where: str, table: str, rows: int) -> None:
+    """Give a NonFiniteWarning where a table was loaded with some."""
+    if rows:
+        warnings.warn(
+            NonFiniteWarning(
+                f"[{where}] table {table!r}: {rows} of the rows that were read have NaN or infinity. Lookups of such "
+                f"keys give them too. Find them by table.lookup(table.keys()), and erase them."
+            ),
+            stacklevel=4,
+        )
 
 
 def _rounded(weights: Tensor, target: Layout, keys: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
-"""Which buckets belong to which rank, and where the ranks of one checkpoint are."""
+"""Which buckets belong to which rank, where the ranks of one checkpoint are, and which parts were saved together."""
 
+import hashlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from shoal.config.checked import integer
-from shoal.errors import CheckpointError
-from shoal.log.files import names_in
+from shoal.errors import CheckpointError, InputError
+from shoal.log.commit import MOST_SAVE_ID
+from shoal.log.files import AnyPath, FilePath, as_path, names_in, size_of
+from shoal.table import this_rank
 
 _FOLDER = re.compile(r"rank-(\d{5})-of-(\d{5})")
 
@@ -26,19 +29,60 @@ class Rank:
         """The first bucket that it has, and the first that it has not."""
         return buckets * self.rank // self.ranks, buckets * (self.rank + 1) // self.ranks
 
-    def folder(self, path: Path) -> Path:
+    def folder(self, path: AnyPath) -> FilePath:
         """Where its part of a checkpoint is."""
-        return path if self.ranks == 1 else path / f"rank-{self.rank:05}-of-{self.ranks:05}"
+        root = as_path(path)
+        return root if self.ranks == 1 else root / f"rank-{self.rank:05}-of-{self.ranks:05}"
 
 
-def _rank_folders(path: Path) -> dict[str, re.Match[str]]:
-    return {name: match for name in names_in(path) if (match := _FOLDER.fullmatch(name))}
+# How often this process saved a step to a path, of the saves that were last: the ranks of a job count alike.
+_saved: dict[tuple[str, int | None], int] = {}
+_MOST_SAVED = 1024
 
 
-def require_kind(path: Path, rank: Rank) -> None:
+def save_id_of(path: AnyPath, here: Rank, step: int | None, given: Any) -> str | None:
+    """The id that all parts of one save have; None where one process saves alone and gave none. It asks no other rank.
+
+    Ranks of one torch.distributed job have it from the job's name, the step, and how often each saved that step to that
+    path, failed saves included. Raises InputError where ranks that are not known to be of one job gave none.
+    """
+    if given is not None:
+        if not isinstance(given, str) or not 0 < len(given) <= MOST_SAVE_ID or not given.isprintable():
+            raise InputError(
+                f"[save {path}] save_id: wanted a printable str of at most {MOST_SAVE_ID} characters; got "
+                f"{given!r:.100}."
+            )
+        return given
+    if here.ranks == 1:
+        return None
+    known = this_rank()
+    if known is None:
+        raise InputError(
+            f"[save {path}] save_id: wanted a str that the {here.ranks} ranks share, and another one for each save, as "
+            f"their parts are told by it from those of another run; got none, and torch.distributed, which would give "
+            f"one, is not initialized or has no store. Initialize it, or draw one in one rank (uuid.uuid4().hex) and "
+            f"give it to all."
+        )
+    key = (str(as_path(path)), step)
+    count = _saved[key] = _saved.pop(key, 0) + 1
+    for oldest in list(_saved)[:-_MOST_SAVED]:
+        del _saved[oldest]
+    said = f"{known.job} {here.ranks} {step} {count}"
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def _rank_folders(path: AnyPath) -> dict[str, re.Match[str]]:
+    return {name: match for name in names_in(as_path(path)) if (match := _FOLDER.fullmatch(name))}
+
+
+def _has_log(path: FilePath) -> bool:
+    return size_of(path / "MANIFEST.json") is not None
+
+
+def require_kind(path: AnyPath, rank: Rank) -> None:
     """Raise CheckpointError where a folder has a checkpoint of another number of ranks: both would be there."""
     others = [name for name, match in _rank_folders(path).items() if int(match[2]) != rank.ranks]
-    if rank.ranks > 1 and (path / "MANIFEST.json").exists():
+    if rank.ranks > 1 and _has_log(as_path(path)):
         others.append("MANIFEST.json")
     if others:
         raise CheckpointError(
@@ -47,7 +91,7 @@ def require_kind(path: Path, rank: Rank) -> None:
         )
 
 
-def require_no_ranks(where: str, path: Path) -> None:
+def require_no_ranks(where: str, path: AnyPath) -> None:
     """Raise CheckpointError where a folder has parts that several ranks saved: none of them is the log."""
     if found := _rank_folders(path):
         raise CheckpointError(
@@ -56,22 +100,22 @@ def require_no_ranks(where: str, path: Path) -> None:
         )
 
 
-def parts_of(path: Path) -> list[Path]:
+def parts_of(path: AnyPath) -> list[FilePath]:
     """The parts of a checkpoint, whoever saved it: one, or one for each rank that did."""
     found = _rank_folders(path)
-    if (path / "MANIFEST.json").exists():
+    if _has_log(as_path(path)):
         if found:
             raise CheckpointError(
                 f"[checkpoint {path}] holds a checkpoint of one process and parts of several ({min(found)}). Move "
                 f"those away that are not wanted."
             )
-        return [path]
+        return [as_path(path)]
     if not found:
         raise CheckpointError(f"[checkpoint {path}] wanted a checkpoint or a log; there is none. Is the path right?")
     counts = {int(match[2]) for match in found.values()}
     ranks = max(counts)
     wanted = [Rank(rank, ranks).folder(path) for rank in range(ranks)]
-    missing = [part.name for part in wanted if not (part / "MANIFEST.json").exists()]
+    missing = [part.name for part in wanted if not _has_log(part)]
     if len(counts) > 1 or missing:
         what = f"parts of {sorted(counts)} ranks" if len(counts) > 1 else f"no {', '.join(missing[:3])}"
         raise CheckpointError(

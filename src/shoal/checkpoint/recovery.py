@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.loading import apply, emptied, require_path
+from shoal.checkpoint.loading import apply, emptied, require_path, warn_of_not_finite
 from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import require_no_ranks
 from shoal.config.checked import integer
@@ -33,6 +33,9 @@ def recover(
     as the version behind the newest; nothing is taken out of the log. Give it dense= and optimizer=, too: what a commit
     is not given is as in the newest version.
 
+    Torch's generators stay as they are where the version has no states of them: it was committed with rng=False, or
+    imported.
+
     The tables must be as they were: layout, optimizer and seed. Training that goes on from here is, on CPU and with the
     same batches, bit for bit that which did not stop; the next commit to this log holds what changed since, whether a
     ChangeLog is open already or not.
@@ -41,15 +44,15 @@ def recover(
     if version is not None:
         integer("recover", "version", version, low=1)
     where = f"recover {path}"
-    return while_it_changes(Path(path), lambda: _recover(where, path, bags, dense, optimizer, version, progress))
+    return while_it_changes(path, lambda: _recover(where, path, bags, dense, optimizer, version, progress))
 
 
 def _recover(
     where: str, path: str | Path, bags: Any, dense: Any, optimizer: Any, wanted: int | None, progress: bool | None
 ) -> Commit | None:
-    files = Files(str(path))
+    files = Files(path)
     if is_new(files):
-        require_no_ranks(where, Path(path))
+        require_no_ranks(where, path)
         if wanted is not None:
             raise CheckpointError(f"[{where}] version {wanted} was asked for; there is no log. Is the path right?")
         return None
@@ -94,10 +97,12 @@ def _recover(
         for name, table in known.items():
             table.follow(version.manifest.identity, version.commit.mark)
             table.table.expect(min(version.commit.tables[name].rows, version.most_rows(name)))
+            odd = 0
             with table.table.filling():
                 for change in made_ahead(version.steps(name)):
-                    apply(table, change, table.layout, table.layout, True, None)
+                    odd += apply(table, change, table.layout, table.layout, True, None)
                     bar(len(change.keys))
+            warn_of_not_finite(where, name, odd)
             memory = version.commit.tables[name]
             if len(table.table) != memory.rows:
                 raise StorageError(

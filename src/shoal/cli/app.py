@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from typer.core import TyperGroup
 
 from shoal.cli.printing import print_report, print_summary, report_json, summary_json
 from shoal.errors import ShoalError
+
+if TYPE_CHECKING:
+    from shoal.log.files import FilePath
 
 
 class Commands(TyperGroup):
@@ -36,6 +39,7 @@ LogPath = Annotated[
     Path, typer.Argument(metavar="PATH", help="A log, or a checkpoint of shoal.save.", show_default=False)
 ]
 TableName = Annotated[str, typer.Option("--table", help="The table's name.", show_default=False)]
+Trust = Annotated[bool, typer.Option("--trust", help="Write though another user owns the log, or files in it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -79,13 +83,14 @@ def import_(
     dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; by default as exported.")] = None,
     buckets: Annotated[int | None, typer.Option(help="As Table(buckets=); by default as exported, or 4096.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the collection; by default as exported, or 0.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Commit the rows of a Parquet or safetensors file to a log, as a table that shoal.load reads."""
     if _format(file, "FILE") == ".parquet":
         from shoal.interop.parquet import parquet_to_log as commit
     else:
         from shoal.interop.safetensors import safetensors_to_log as commit
-    version = commit(file, to, table=table, dim=dim, dtype=dtype, buckets=buckets, seed=seed)
+    version = commit(file, to, table=table, dim=dim, dtype=dtype, buckets=buckets, seed=seed, trust=trust)
     _say(f"{to}: version {version} has table {table!r} from {file}")
 
 
@@ -105,7 +110,7 @@ def inspect(
     found = {}
     for part in _parts(path):
         with progress_bar("reading", None, None) as bar:
-            found[part] = summarize(Files(str(part)), commits, scores, bar)
+            found[part] = summarize(Files(part), commits, scores, bar)
     if as_json:
         _say(json.dumps({"logs": [{"path": str(part), **summary_json(one)} for part, one in found.items()]}, indent=1))
     else:
@@ -125,7 +130,7 @@ def verify(path: LogPath, as_json: AsJson = False) -> None:
     found = {}
     for part in _parts(path):
         with progress_bar("verifying", None, None) as bar:
-            found[part] = verify_log(Files(str(part)), bar)
+            found[part] = verify_log(Files(part), bar)
     if as_json:
         _say(json.dumps({"logs": [{"path": str(part), **report_json(one)} for part, one in found.items()]}, indent=1))
     else:
@@ -139,15 +144,18 @@ def verify(path: LogPath, as_json: AsJson = False) -> None:
 def compact(
     path: LogPath,
     retain: Annotated[int, typer.Option(min=1, help="How many snapshots to keep.")] = 2,
+    trust: Trust = False,
 ) -> None:
     """Make a snapshot of the newest version, and let go what is older. The log may be written meanwhile."""
     from shoal.checkpoint.progress import progress_bar
     from shoal.log.compact import compact as compact_log
     from shoal.log.compact import compacting
     from shoal.log.files import Files
+    from shoal.log.trust import require_own_files
 
     for part in _parts(path):
-        files = Files(str(part))
+        files = Files(part)
+        require_own_files(files, f"log {part}", trust)
         with progress_bar("compacting", None, None) as bar:
             version = compact_log(files, retain, bar)
         if version is not None:
@@ -158,7 +166,7 @@ def compact(
 
 
 @app.command()
-def repair(path: LogPath) -> None:
+def repair(path: LogPath, trust: Trust = False) -> None:
     """Set what is damaged aside, and have the log go on from the highest version that is whole. No byte is deleted.
     Exits with 1 where something is damaged that this does not mend."""
     import warnings
@@ -169,7 +177,7 @@ def repair(path: LogPath) -> None:
     for part in _parts(path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RepairWarning)  # it is printed
-            log = ChangeLog(str(part), repair=True)
+            log = ChangeLog(part, repair=True, trust=trust)
         with log:
             for one in log.repairs:
                 _say(f"{part}: {one}")
@@ -183,7 +191,7 @@ def repair(path: LogPath) -> None:
         raise typer.Exit(1)
 
 
-def _parts(path: Path) -> list[Path]:
+def _parts(path: Path) -> "list[FilePath]":
     """The parts of a log or a checkpoint, one for each rank that saved it."""
     from shoal.checkpoint.ranks import parts_of
     from shoal.log.files import require_folder

@@ -1,7 +1,6 @@
 """What the commands print, for people and as JSON."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from shoal.config import format_size
 from shoal.log.commit import Commit, shown_time
+from shoal.log.files import FilePath
 from shoal.log.scores import Bar
 from shoal.log.summary import Summary, TableSummary
 from shoal.log.verify import Report
@@ -46,7 +46,6 @@ def _table_json(table: TableSummary) -> dict[str, Any]:
         "bytes": table.bytes,
         "step": table.step,
         "scores": bars,
-        "nonfinite_scores": table.nonfinite_scores,
     }
 
 
@@ -73,11 +72,12 @@ def report_json(report: Report) -> dict[str, Any]:
         "rows": report.rows,
         "dense": report.dense,
         "unfinished_bytes": report.unfinished,
+        "not_finite": report.not_finite,
         "problems": report.problems,
     }
 
 
-def print_report(console: Console, path: Path, report: Report) -> None:
+def print_report(console: Console, path: FilePath, report: Report) -> None:
     """What `verify` found."""
     counted = (
         f"{report.snapshots} snapshots, {report.commits} commits, {report.rows:,} rows, {report.dense} dense files"
@@ -86,6 +86,8 @@ def print_report(console: Console, path: Path, report: Report) -> None:
     for problem in report.problems:
         console.print(Text(problem, style="red"), soft_wrap=True)
     _print_unfinished(console, report.unfinished)
+    if report.not_finite:
+        console.print(Text(f"{report.not_finite:,} rows have NaN or infinity"), soft_wrap=True)
     if report.is_sound:
         console.print(Text("all of it is as it was written", style="green"))
 
@@ -96,7 +98,7 @@ def _print_unfinished(console: Console, size: int) -> None:
         console.print(Text(text), soft_wrap=True)
 
 
-def print_summary(console: Console, path: Path, summary: Summary) -> None:
+def print_summary(console: Console, path: FilePath, summary: Summary) -> None:
     """A log, as tables on a screen."""
     versions = "nothing was committed yet"
     if summary.newest is not None:
@@ -164,5 +166,3 @@ def _print_scores(console: Console, table: TableSummary, bars: tuple[Bar, ...]) 
         _row(grid, f"{bar.low:g} to {bar.high:g}", "█" * length, f"{bar.rows:,}")
     console.print(Text(f"scores of {table.layout.name}", style="italic"))
     console.print(grid)
-    if table.nonfinite_scores:
-        console.print(Text(f"{table.nonfinite_scores:,} scores are NaN or infinity"))

@@ -34,6 +34,7 @@ from shoal.checkpoint.loading import require_path
 from shoal.config import format_size
 from shoal.errors import CheckpointError, InputError, ShoalError, StateDictError
 from shoal.interop.dcp_files import UNHARMED, Names, Planner, Reader, Saved, Shape
+from shoal.log.dense import require_initialised
 from shoal.modules.collection import Collection
 from shoal.modules.state import trained_otherwise
 from shoal.records.excerpt import excerpt
@@ -395,6 +396,9 @@ def _require_loadable(where: str, one: Any, given: dict[str, Any]) -> None:
 
 def _require_optimizer(where: str, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
     """Raise StateDictError for other groups than the optimizer has, and for states of no parameter of theirs."""
+    require_initialised(where, optimizer, given)
+    if "param_groups" not in optimizer.state_dict():  # TorchRec's keyed optimizers: they compare names themselves
+        return
     groups = given.get("param_groups")
     wanted = [len(group["params"]) for group in optimizer.param_groups]
     if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):

@@ -6,22 +6,27 @@
 Every record of a zip file has a CRC32, which torch.load ignores. The metadata has no checksum.
 """
 
+import errno
 import io
 import math
+import os
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from shoal.errors import CheckpointError
+from shoal import _native
+from shoal.errors import CheckpointError, StorageError
+from shoal.log.files import FilePath, as_path
 from shoal.records.excerpt import excerpt
 
 UNHARMED = "Nothing was loaded."
@@ -45,13 +50,34 @@ class Planner(DefaultLoadPlanner):
         self.state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True, map_location="cpu")
 
 
+def _opened(path: str | os.PathLike[str]) -> _native.File:
+    try:
+        return _native.File.open_to_read(as_path(path))
+    except StorageError as error:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        raise CheckpointError(f"{error} {UNHARMED}") from None
+
+
+class _Files(FileSystem):
+    """The files of a checkpoint, through the door: no link below its folder is followed, and no pipe waited for."""
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> FilePath:
+        return as_path(path) / suffix
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with _opened(as_path(path)) as file, io.BufferedReader(_Slice(file, 0, file.size())) as stream:
+            yield stream
+
+
 class Reader(FileSystemReader):
     """Reads piece by piece, each after its checksums were compared: its bytes are in the page cache the second time."""
 
     def __init__(self, where: str, path: str | Path) -> None:
         super().__init__(path)
+        self.fs = _Files()
         self._where = where
-        self._folder = Path(path)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         read: Future[None] = Future()
@@ -70,7 +96,8 @@ class Reader(FileSystemReader):
         piece = self.storage_data[item.storage_index]
         if getattr(piece, "transform_descriptors", None):
             return  # compressed by an extension of DCP, say
-        with open(self._folder / piece.relative_path, "rb") as file:
+        place = self.fs.concat_path(self.path, piece.relative_path)
+        with _opened(place) as file:
             found = _damage(_Slice(file, piece.offset, piece.length))
         if found:
             kind = "value" if item.type == LoadItemType.BYTE_IO else "tensor"
@@ -84,7 +111,7 @@ class Reader(FileSystemReader):
 class _Slice(io.RawIOBase):
     """A part of a file, as a file."""
 
-    def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
+    def __init__(self, file: _native.File, offset: int, length: int) -> None:
         super().__init__()
         self._file = file
         self._begin = offset
@@ -107,11 +134,14 @@ class _Slice(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: max(0, self._length - self._at)]
-        self._file.seek(self._begin + self._at)
-        read = self._file.readinto(view)  # type: ignore[attr-defined]
-        self._at += read
-        return int(read)
+        begin = self._begin + self._at
+        if begin < 0:
+            raise ValueError(f"a place before the first byte: {begin}")
+        there = min(self._length - self._at, self._file.size() - begin)
+        view = memoryview(buffer)[: max(0, there)]
+        self._file.read(begin, view)
+        self._at += len(view)
+        return len(view)
 
 
 def _damage(piece: _Slice) -> str | None:

@@ -8,20 +8,21 @@ from typing import Any, Self
 
 from shoal import _native
 from shoal.errors import CheckpointError, InputError
-from shoal.log.files import remove_file, size_of
+from shoal.log.files import FilePath, as_path, remove_file, require_held, size_of
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[FilePath]:
     """Gives a temporary name to write to, which becomes `path` at the end; where that fails, nothing is left of it."""
-    if size_of(path.parent) is None:
+    place = as_path(path.parent) / path.name  # a link of that name is replaced itself
+    if _native.look_at(place.parent) is None:
         raise InputError(f"[file {path}] wanted a file in a folder that is there; got {path.parent}. Make it first.")
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = place.with_name(path.name + ".tmp")
     remove_file(temporary)  # of a writer that died
     try:
         yield temporary
-        _native.rename_file(str(temporary), str(path))
-        _native.sync_directory(str(path.parent))
+        _native.rename_file(temporary, place)
+        _native.sync_directory(place.parent)
     except BaseException:
         remove_file(temporary)
         raise
@@ -30,8 +31,8 @@ def replacing(path: Path) -> Iterator[Path]:
 class Sink:
     """A new file, as what writes to Python's files sees it."""
 
-    def __init__(self, path: Path) -> None:
-        self._writer = _native.FileWriter.create(str(path))
+    def __init__(self, path: FilePath) -> None:
+        self._writer = _native.FileWriter.create(path)
         self._is_abandoned = False
         self.closed = False
 
@@ -62,10 +63,12 @@ class Sink:
 class Source:
     """A file that is there, as what reads Python's files sees it."""
 
-    def __init__(self, path: Path) -> None:
-        if size_of(path) is None:
+    def __init__(self, path: Path | FilePath) -> None:
+        place = as_path(path)
+        if size_of(place) is None:
             raise CheckpointError(f"[file {path}] wanted a file to import; there is none. Is the path right?")
-        self._file = _native.File.open_to_read(str(path))
+        require_held(place)
+        self._file = _native.File.open_to_read(place)
         self.size = self._file.size()
         self._at = 0
         self.closed = False

@@ -99,6 +99,7 @@ def log_rows(
     buckets: int | None,
     seed: int | None,
     progress: bool | None,
+    trust: bool,
 ) -> int:
     """Commit a file's rows to a log as a table; returns the version."""
     told, step = _told(file)
@@ -122,7 +123,7 @@ def log_rows(
     checked = _Checked(file, layout, dict(file.shape.state), _unsigned())
     with progress_bar("checking", file.shape.rows, progress) as bar:
         checked.require_all_right(bar)
-    with ChangeLog(str(to)) as log, progress_bar("importing", file.shape.rows, progress) as bar:
+    with ChangeLog(to, trust=trust) as log, progress_bar("importing", file.shape.rows, progress) as bar:
         return log.commit_rows(layout, _heard(checked.rows(scores=float(step)), bar), step=step)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.checkpoint.loading import require_one_save
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
-from shoal.errors import CheckpointError, InputError, NotFoundError
+from shoal.errors import CheckpointError, InputError, NotFoundError, StorageError
 from shoal.log.files import Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version, Winners
 from shoal.log.snapshot import buckets_of
@@ -31,8 +31,8 @@ class Outgoing:
     def __init__(self, path: str | Path, table: str, version: int | None) -> None:
         self.where = f"export {path}"
         self._table = table
-        require_folder(f"checkpoint {path}", Path(path))
-        self._readers = [LogReader(Files(str(part))) for part in parts_of(Path(path))]
+        require_folder(f"checkpoint {path}", path)
+        self._readers = [LogReader(Files(part)) for part in parts_of(path)]
         self._versions = [self._version(reader, version) for reader in self._readers]
         require_one_save(self.where, self._versions)
         layouts = [one.layouts[table] for one in self._versions]
@@ -45,6 +45,11 @@ class Outgoing:
         self.version = self._versions[0].commit.version
         said = [one.commit.tables[table] for one in self._versions]
         self.rows = sum(one.rows for one in said)
+        if self.rows > (most := sum(one.most_rows(table) for one in self._versions)):
+            raise StorageError(
+                f"[{self.where}] table {table!r}: its commit says {self.rows} rows; its files have {most} at most. "
+                f"`shoal verify` says whether it is damaged."
+            )
         self.step = max(one.step for one in said)
 
     def _version(self, reader: LogReader, wanted: int | None) -> Version:

@@ -11,6 +11,7 @@ is imported, too.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,13 @@ from shoal.errors import InputError, ShoalError, StorageError
 from shoal.interop.files import Sink, Source, replacing
 from shoal.interop.incoming import Shape, log_rows, put_rows
 from shoal.interop.outgoing import SINCE, Outgoing, checked_score, regrouped, rows_each
-from shoal.interop.parquet_pages import require_honest_pages
+from shoal.interop.parquet_footer import MOST_COLUMNS, require_explained_footer
+from shoal.interop.parquet_pages import require_explained_groups, require_honest_pages
 from shoal.log.changing import while_it_changes
-from shoal.records import Layout, Rows
+from shoal.log.files import FilePath
+from shoal.records import Layout, Rows, StateColumn
 from shoal.records.excerpt import excerpt
+from shoal.records.ipc import ARROW_ERRORS
 from shoal.table import TableHandle
 
 _PUT, _DELETE = "put", "delete"
@@ -62,7 +66,7 @@ def export_parquet(
     since: the changes after that version in place of the rows: the last one of each key, with a column `op`.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
-    return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, since, progress))
+    return while_it_changes(path, lambda: _export(path, to, table, version, min_score, since, progress))
 
 
 def _export(
@@ -117,15 +121,18 @@ def parquet_to_log(
     buckets: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
+    trust: bool = False,
 ) -> int:
     """Commit the rows of a Parquet file to a log as a table, which `shoal.load` reads; returns the version.
 
     The log is made if it is not there; if it has the table already, its rows are replaced. What is not given is as the
     file says, if it was exported by Shoal; else dtype is float32, buckets 4096 and seed 0. State columns are kept under
-    their names, whichever optimizer they are of. No table is made: the rows pass by.
+    their names, whichever optimizer they are of. No table is made: the rows pass by. trust: as `ChangeLog` takes it.
     """
     with _ParquetRows(Path(path)) as file:
-        return log_rows(file, to, table, dim=dim, dtype=dtype, buckets=buckets, seed=seed, progress=progress)
+        return log_rows(
+            file, to, table, dim=dim, dtype=dtype, buckets=buckets, seed=seed, progress=progress, trust=trust
+        )
 
 
 # ---- writing
@@ -150,7 +157,7 @@ def _list_of(width: int) -> pa.DataType:
 class _Writer:
     """Writes batches to a file, a row group each."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: FilePath, schema: pa.Schema) -> None:
         self._sink = Sink(path)
         self._schema = schema
         self._writer: Any = None
@@ -237,9 +244,12 @@ class _ParquetRows:
         self.where = f"file {path}"
         self._source = Source(path)
         try:
-            self._file = self._opened()
-            self.shape = self._shape()
-            require_honest_pages(self._file.metadata, self._source, self.where)
+            require_explained_footer(self._source, self.where)
+            with self._reading("wanted a Parquet file; got one with"):
+                self._file = self._opened()
+                self.shape = self._shape()
+                require_explained_groups(self._file.metadata, self._source, self.where)
+                require_honest_pages(self._file.metadata, self._source, self.where)
         except BaseException:
             self._source.close()
             raise
@@ -250,21 +260,26 @@ class _ParquetRows:
     def __exit__(self, *_: object) -> None:
         self._source.close()
 
-    def _opened(self) -> Any:
-        limit = min(max(self._source.size, 1), _MOST_THRIFT)
+    @contextmanager
+    def _reading(self, wanted: str) -> Iterator[None]:
+        """Raises StorageError for what Arrow finds wrong."""
         try:
-            return pq.ParquetFile(
-                pa.PythonFile(self._source, mode="r"),
-                buffer_size=_READ_BYTES,
-                pre_buffer=False,  # it would hold all of the file
-                thrift_string_size_limit=limit,
-                thrift_container_size_limit=limit,
-                page_checksum_verification=True,
-            )
+            yield
         except ShoalError:
             raise
-        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
-            raise self._wrong(f"wanted a Parquet file; got one with: {excerpt(str(error))}") from None
+        except ARROW_ERRORS as error:
+            raise self._wrong(f"{wanted}: {excerpt(str(error))}") from None
+
+    def _opened(self) -> Any:
+        limit = min(max(self._source.size, 1), _MOST_THRIFT)
+        return pq.ParquetFile(
+            pa.PythonFile(self._source, mode="r"),
+            buffer_size=_READ_BYTES,
+            pre_buffer=False,  # it would hold all of the file
+            thrift_string_size_limit=limit,
+            thrift_container_size_limit=limit,
+            page_checksum_verification=True,
+        )
 
     def _wrong(self, what: str) -> StorageError:
         return StorageError(f"[{self.where}] {what}. Is it damaged?")
@@ -272,6 +287,8 @@ class _ParquetRows:
     def _shape(self) -> Shape:
         schema, metadata = self._file.schema_arrow, self._file.metadata
         names = schema.names
+        if len(names) > MOST_COLUMNS:
+            raise InputError(f"[{self.where}] wanted {MOST_COLUMNS} columns at most; got {len(names)}. Leave some out.")
         for name in ("key", "row"):
             if names.count(name) != 1:
                 raise InputError(f"[{self.where}] wanted one column {name!r}; got {excerpt(names)}.")
@@ -315,15 +332,17 @@ class _ParquetRows:
         metadata = self._file.metadata
         # Of columns that are numbers or lists of them, each is one of Parquet's, in the same order.
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        values = sum(group.column(at).num_values for group in groups)
-        rows = int(metadata.num_rows)
+        counts = [(int(group.num_rows), int(group.column(at).num_values)) for group in groups]
+        rows, values = int(metadata.num_rows), sum(values for _rows, values in counts)
         if rows == 0:
             return int(kind.list_size) if pa.types.is_fixed_size_list(kind) else 0
-        width = int(values) // rows
-        if width < 1 or int(values) != width * rows:
-            raise InputError(
-                f"[{self.where}] {field.name}: wanted lists of one length; got {values} values in {rows} rows."
-            )
+        width = values // rows
+        for some, found in counts:
+            if width < 1 or found != width * some:
+                raise InputError(
+                    f"[{self.where}] {field.name}: wanted lists of one length; got {found} values in {some} rows, and "
+                    f"{values} in {rows}."
+                )
         if width * rows > _MOST_VALUES_A_BYTE * self._source.size:
             raise InputError(
                 f"[{self.where}] {field.name}: {values} values are more than {self._source.size} bytes explain. Write "
@@ -338,18 +357,26 @@ class _ParquetRows:
                 f"[{self.where}] {self.shape.rows} rows are more than {self._source.size} bytes explain. Write it "
                 f"without compression."
             )
+        # Of all columns, also of those that the table does not take.
+        each = min(each, rows_each(self._layout()), max(self.shape.rows, 1))
         begin = 0
-        try:
-            for batch in self._file.iter_batches(batch_size=min(each, max(self.shape.rows, 1)), use_threads=False):
+        batches = self._file.iter_batches(batch_size=each, use_threads=False)
+        while True:
+            with self._reading(f"after row {begin}: wanted Parquet; got"):
+                batch = next(batches, None)
+                if batch is None:
+                    break
                 batch.validate(full=True)
-                yield self._piece(batch, begin)
-                begin += batch.num_rows
-        except ShoalError:
-            raise
-        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
-            raise self._wrong(f"after row {begin}: wanted Parquet; got: {excerpt(str(error))}") from None
+                piece = self._piece(batch, begin)
+            yield piece
+            begin += batch.num_rows
         if begin != self.shape.rows:
             raise self._wrong(f"wanted {self.shape.rows} rows; got {begin}")
+
+    def _layout(self) -> Layout:
+        """Of the rows as the file has them."""
+        columns = tuple(StateColumn(name, width, 0.0) for name, width in self.shape.state.items() if width)
+        return Layout("file", self.shape.dim or 1, columns=columns)
 
     def _piece(self, batch: pa.RecordBatch, begin: int) -> Rows:
         shape = self.shape

@@ -1,25 +1,48 @@
 """What the pages of a Parquet file claim, looked at before any is read.
 
 A page says how large it is when it is decompressed, and its reader asks for that much memory before it looks at the
-bytes. Here every page's header is read first: a claim that the values in it do not explain is an error. The headers are
-in Thrift's compact protocol, of which this reads what they need.
+bytes. Here every page's header is read first: a claim that the values in it do not explain is an error.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.errors import StorageError
+from shoal.errors import InputError, StorageError
 from shoal.interop.files import Source
+from shoal.interop.thrift import Compact
 
 # A page's bytes: a value takes 8 at most and its levels a few more; statistics and dictionaries of one value have room.
 _BYTES_A_VALUE = 16
 _BYTES_A_PAGE = 1 << 16
+# Values of a row group: as many as take 32 MiB as float32, however well they are compressed, and two more for each of
+# its bytes. A value takes up to 36 bytes of memory while its group is read.
+_VALUES_A_GROUP = 1 << 23
+_VALUES_A_BYTE = 2
 _HEADER_BYTES = 1 << 12  # one is some dozen bytes; its statistics may be longer, and are asked for again
 _MOST_HEADER_BYTES = 1 << 20
-_MOST_DEPTH = 8
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _HEADER_OF = {_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}
+
+
+def require_explained_groups(metadata: Any, source: Source, where: str) -> None:
+    """Raise InputError where a row group has more values than its bytes explain: all of them may be in one row, and a
+    row is read as a whole. Raise StorageError where row groups have more bytes than the file."""
+    total = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(at) for at in range(group.num_columns)]
+        values, stored = sum(one.num_values for one in columns), sum(one.total_compressed_size for one in columns)
+        total += stored
+        if values > _VALUES_A_GROUP + _VALUES_A_BYTE * stored:
+            raise InputError(
+                f"[{where}] row group {number}: {values} values are more than its {stored} bytes explain. Write it "
+                f"with fewer rows in a row group."
+            )
+    if total > source.size:
+        raise StorageError(
+            f"[{where}] wanted row groups of {source.size} bytes at most, as the file; got {total}. Is it damaged?"
+        )
 
 
 def require_honest_pages(metadata: Any, source: Source, where: str) -> None:
@@ -84,7 +107,7 @@ class _Chunk:
         while True:
             data = self._source.read_at(at, min(size, end - at))
             try:
-                thrift = _Thrift(data)
+                thrift = Compact(data)
                 fields = thrift.struct()
                 return self._read(fields, thrift.at)
             except IndexError:
@@ -100,66 +123,3 @@ class _Chunk:
         if not all(isinstance(one, int) for one in page) or page[1] < 0 or page[2] < 0:
             raise self._wrong("wanted a page's header; got one without its sizes")
         return _Page(*page)
-
-
-_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
-
-
-class _Thrift:
-    """Values of the compact protocol. IndexError where the bytes end, or are none of it."""
-
-    def __init__(self, data: bytearray) -> None:
-        self._data = data
-        self.at = 0
-
-    def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Fields by number: integers, structs as such, and None for the rest."""
-        if depth > _MOST_DEPTH:
-            raise IndexError
-        fields: dict[int, Any] = {}
-        number = 0
-        while (head := self._byte()) != _STOP:
-            number = number + (head >> 4) if head >> 4 else self._zigzag()
-            fields[number] = self._value(head & 15, depth)
-        return fields
-
-    def _byte(self) -> int:
-        self.at += 1
-        return self._data[self.at - 1]
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-            if shift > 63:
-                raise IndexError
-
-    def _zigzag(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
-
-    def _skip(self, count: int) -> None:
-        if count < 0 or self.at + count > len(self._data):
-            raise IndexError
-        self.at += count
-
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind in (_TRUE, _FALSE):
-            return None
-        if kind in (_I16, _I32, _I64):
-            return self._zigzag()
-        if kind == _STRUCT:
-            return self.struct(depth + 1)
-        if kind == _BYTE:
-            self._skip(1)
-        elif kind == _DOUBLE:
-            self._skip(8)
-        elif kind == _BINARY:
-            self._skip(self._varint())
-        else:  # no page has lists or maps
-            raise IndexError
-        return None

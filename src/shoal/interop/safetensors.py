@@ -51,7 +51,7 @@ def export_safetensors(
     min_score: only rows with that score or a higher one.
     progress: whether to show a bar; None is where standard error is a terminal.
     """
-    return while_it_changes(Path(path), lambda: _export(path, to, table, version, min_score, progress))
+    return while_it_changes(path, lambda: _export(path, to, table, version, min_score, progress))
 
 
 def _export(
@@ -68,7 +68,7 @@ def _export(
     with (
         replacing(Path(to)) as temporary,
         progress_bar("exporting", rows, progress) as bar,
-        _native.File.create_new(str(temporary)) as file,
+        _native.File.create_new(temporary) as file,
     ):
         writer = _Writer(file, source, rows)
         for piece in regrouped(source.pieces(least), rows_each(source.layout)):
@@ -101,16 +101,19 @@ def safetensors_to_log(
     buckets: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
+    trust: bool = False,
 ) -> int:
     """Commit the rows of a safetensors file to a log as a table, which `shoal.load` reads; returns the version.
 
     The log is made if it is not there; if it has the table already, its rows are replaced. What is not given is as the
     file says, if it was exported by Shoal; else dtype is that of `weight`, buckets 4096 and seed 0. State columns are
-    kept under their names, whichever optimizer they are of. No table is made in memory.
+    kept under their names, whichever optimizer they are of. No table is made in memory. trust: as `ChangeLog` takes it.
     """
     with _SafetensorsRows(Path(path)) as file:
         dtype = file.dtype if dtype is None else dtype
-        return log_rows(file, to, table, dim=dim, dtype=dtype, buckets=buckets, seed=seed, progress=progress)
+        return log_rows(
+            file, to, table, dim=dim, dtype=dtype, buckets=buckets, seed=seed, progress=progress, trust=trust
+        )
 
 
 class _Writer:

@@ -1,11 +1,10 @@
 """Keeping what a repair takes out of a log: set-aside/<number>/, with the names that the files had, and WHY.txt."""
 
 from contextlib import suppress
-from pathlib import Path
 
 from shoal import _native
 from shoal.errors import StorageError
-from shoal.log.files import Files, link_file, make_file, names_in, remove_folder, size_of
+from shoal.log.files import FilePath, Files, make_file, names_in, remove_folder, size_of
 
 _PIECE_BYTES = 4 << 20
 _SUFFIX = ".tmp"
@@ -22,19 +21,19 @@ class Aside:
         numbers = [int(name) for name in names_in(files.set_aside) if name.isdecimal()]
         self.folder = files.set_aside / f"{max(numbers, default=0) + 1:04}"
         self._temporary = self.folder.with_name(self.folder.name + _SUFFIX)
-        self._folders: set[Path] = set()
+        self._folders: set[FilePath] = set()
         self.bytes = 0
 
-    def take(self, path: Path, begin: int = 0) -> None:
+    def take(self, path: FilePath, begin: int = 0) -> None:
         """Keep a file of the log: all of it under one name more, or a copy from an offset on."""
         size = size_of(path)
         if size is None or size <= begin:
             return
-        to = self._temporary / path.relative_to(self._files.root)
+        to = self._temporary / path.below.removeprefix(self._files.root.below).lstrip("/")
         to = to if begin == 0 else to.with_name(f"{to.name}.from-{begin}")
-        _native.make_directories(str(to.parent))
+        _native.make_directories(to.parent)
         self._folders.add(to.parent)
-        if begin or not link_file(path, to):
+        if begin or not _native.link_file(path, to):
             _copy(path, to, begin, size)
         self.bytes += size - begin
 
@@ -44,10 +43,10 @@ class Aside:
             return
         make_file(self._temporary / "WHY.txt", f"{why}\n".encode())
         for folder in (*self._folders, self._temporary):
-            _native.sync_directory(str(folder))
-        _native.rename_file(str(self._temporary), str(self.folder))
+            _native.sync_directory(folder)
+        _native.rename_file(self._temporary, self.folder)
         for folder in (self._files.set_aside, self._files.root):
-            _native.sync_directory(str(folder))
+            _native.sync_directory(folder)
 
     def abandon(self) -> None:
         """Remove it: the log keeps all that was taken."""
@@ -56,10 +55,13 @@ class Aside:
                 remove_folder(folder)
 
 
-def _copy(path: Path, to: Path, begin: int, size: int) -> None:
-    with _native.File.open_to_read(str(path)) as source, _native.File.create_new(str(to)) as file:
-        for at in range(begin, size, _PIECE_BYTES):
+def _copy(path: FilePath, to: FilePath, begin: int, size: int) -> None:
+    with _native.File.open_to_read(path) as source, _native.File.create_new(to) as file:
+        at = begin
+        while (at := source.next_data(at)) < size:  # holes stay holes: they may be more than the disk has
             data = bytearray(min(_PIECE_BYTES, size - at))
             source.read(at, data)
-            file.write(at - begin, data)
+            file.write(at - begin, data.rstrip(b"\0"))
+            at += len(data)
+        file.truncate(size - begin)
         file.sync()

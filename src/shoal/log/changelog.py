@@ -5,9 +5,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -35,6 +34,7 @@ from shoal.log.rollback import rolled_back
 from shoal.log.segment import SegmentWriter, digest_of, header_of
 from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
 from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.log.trust import require_own_files
 from shoal.log.verify import Report, verify
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import excerpt
@@ -56,36 +56,46 @@ class ChangeLog:
         since the last was; "never", once the operating system has it, which survives a killed process and no power cut.
     segment: bytes after which another file is begun.
     retain: how many snapshots `compact` keeps; versions from the oldest of them on can be had again.
+    rng: whether commits have the states of torch's generators, which `recover` sets. They take about 5 KB where they
+        changed since the commit before, and nothing where they did not. Without them, `recover` leaves the generators
+        as they are.
     mode: "r" reads a log that is there, while another process writes it or none does: `tail`, `at`, `verify`, `version`
         and `newest`, each of which sees what is there when it is called. It takes no lock and changes no file.
     repair: True sets what is damaged aside, to go on from the highest version that is whole; `repairs` says what was
         done. It reads all rows of the log.
+    trust: True writes to a log though another user owns its folder, or something in it: that user may decide what is
+        written and removed there. Reading needs no trust. Links in a log are refused anyway.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         fsync: Fsync = "each",
         interval: float = 1.0,
         segment: int | str = "256MiB",
         retain: int = 2,
+        rng: bool = True,
         mode: Literal["w", "r"] = "w",
         repair: bool = False,
+        trust: bool = False,
     ) -> None:
-        if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
+        if not isinstance(path, (str, os.PathLike)) or not str(path) or "\0" in str(path):
             raise ConfigError(f"[ChangeLog] path: wanted the path of a folder; got {path!r:.100}.")
         self._where = f"log {path}"
         self._fsync = choice("ChangeLog", "fsync", fsync, ("each", "interval", "never"))
         self._interval = number("ChangeLog", "interval", interval, low=0.0)
         self._segment_bytes = parse_size(segment, "ChangeLog segment")
         self._retain = integer("ChangeLog", "retain", retain, low=1)
+        self._rng = _flag("rng", rng)
         self._is_reading = choice("ChangeLog", "mode", mode, ("w", "r")) == "r"
         if not isinstance(repair, bool) or (repair and self._is_reading):
             raise ConfigError(
                 f"[ChangeLog] repair: wanted True or False, and False with mode='r', which changes no file; got "
                 f"{repair!r:.100}."
             )
+        if not isinstance(trust, bool):
+            raise ConfigError(f"[ChangeLog] trust: wanted True or False; got {trust!r:.100}.")
         self.repairs: tuple[Repair, ...] = ()
         self._is_closed = False
         self._lock: Any = None
@@ -93,7 +103,7 @@ class ChangeLog:
         self._newest: Commit | None = None
         self._mutex = threading.RLock()
         self._process = os.getpid()
-        self._files = Files(str(path))
+        self._files = Files(path)
         self._failed: BaseException | None = None
         self._head = Head()
         self._kept_now = False
@@ -107,12 +117,13 @@ class ChangeLog:
         if self._is_reading:
             LogReader(self._files)  # raises where there is no log
             return
+        require_own_files(self._files, self._where, trust)
         require_empty(self._files, self._where)
         if repair and is_new(self._files):
             raise CheckpointError(f"[{self._where}] repair: wanted a log; there is none. Is the path right?")
-        _native.make_directories(str(self._files.root))
+        _native.make_directories(self._files.root)
         try:
-            self._lock = _native.FileLock.take(str(self._files.lock), "log")
+            self._lock = _native.FileLock.take(self._files.lock, "log")
         except StorageError as error:
             if this_rank() is not None:
                 error.add_note(f"Is it another rank of this job? {ADVICE}")
@@ -164,6 +175,9 @@ class ChangeLog:
                 return
             try:
                 if self._failed is None:
+                    if self._writer is not None and not self._writer.is_clean:
+                        with suppress(StorageError):  # else the next writer cuts it off
+                            self._writer.abandon()
                     self._sync(last=True)
             finally:
                 self._release()
@@ -223,7 +237,9 @@ class ChangeLog:
             raise
 
     def _change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest, and name this writer in it before its first version; returns the one before."""
+        """Change the manifest, and name this writer in it before its first version; returns the one before. Where that
+        fails, it is as before, or it is changed and is written again before the next commit, as it may not be on the
+        disk."""
         assert self._hold is not None
         with changing_manifest(self._files) as write:
             self._require_own()
@@ -233,14 +249,22 @@ class ChangeLog:
             try:
                 if changed != now or not self._is_writer:
                     write(changed)
-            except BaseException:
-                with suppress(ShoalError):
-                    if read_manifest(self._files) == changed:  # in its place, and perhaps not on the disk
-                        self._hold.follow(changed)
+                self._hold.follow(changed)
+                self._manifest, self._is_writer = changed, True
+            except BaseException as error:
+                if self._is_in_place(changed):
+                    self._hold.follow(changed)
+                    self._manifest, self._is_writer = changed, False
+                elif not self._is_in_place(now):
+                    self._failed = error
                 raise
-            self._hold.follow(changed)
-            self._manifest, self._is_writer = changed, True
         return now
+
+    def _is_in_place(self, manifest: Manifest) -> bool:
+        """Whether the log's manifest is that one."""
+        with suppress(ShoalError):
+            return read_manifest(self._files) == manifest
+        return False
 
     # ---- committing
 
@@ -295,7 +319,7 @@ class ChangeLog:
                 # Alone: a seal clears flags that lookups stamp, and other logs may seal the same tables.
                 with tables.alone():
                     said = {name: self._append(table, version) for name, table in tables.items()}
-                    told = replace(told, rng=random_states())
+                    told = replace(told, rng=random_states() if self._rng else {})
                 before = None if self._newest is None else self._newest.dense
                 written = write_dense(self._files, version, self._where, dense, optimizer, before)
                 commit = self._end_commit(writer, told, said, written)
@@ -342,9 +366,14 @@ class ChangeLog:
         """Write the frame that makes a commit of those before it."""
         before = None if self._newest is None else self._newest.dense
         commit = replace(told, tables=self._tables_with(said), dense=dense or before)
-        content = {"commit": commit.to_json(), "frames": digest_of(writer.headers)}
-        frame = encode_commit(content, version=commit.version)
-        writer.append(frame)
+        # Who reads from a segment's beginning knows all, and so does a repair after rows that are not needed any more.
+        is_base = writer.is_empty or any(one.replaces for one in said.values())
+        says_all = is_base or self._newest is None or not self._newest.epoch  # those of format 1 say all, too
+        content, binary = commit.to_frame(None if says_all else self._newest)
+        frame = encode_commit(
+            {"commit": content, "frames": digest_of(writer.headers)}, version=commit.version, binary=binary
+        )
+        writer.append_commit(frame)
         if self._is_due():
             self._sync_file(writer)
         try:
@@ -384,6 +413,8 @@ class ChangeLog:
         """Where the next commit is written, which may have tables that the log has not yet."""
         writer, _ = self._require_open()
         self._require_own()
+        if not writer.is_clean:  # a commit failed, and what it wrote could not be cut off
+            writer.abandon()
         if writer.end >= self._segment_bytes and self.version >= self._manifest.segments[-1]:  # it is not empty
             writer = self._rotate()
         self._add_tables(layouts)
@@ -400,21 +431,21 @@ class ChangeLog:
         metadata: Mapping[str, Any] | None = None,
         progress: Callable[[int], None] = lambda _rows: None,
         version: int | None = None,
+        save_id: str | None = None,
     ) -> int:
         """Have the log hold all rows of these tables as they are now, as one version more and a snapshot, and nothing
         before it: what `shoal.save` does. `progress` hears of rows. `version`: its number, larger than that of the
-        newest; None is the next one. Until it is complete the log is as it was."""
+        newest; None is the next one. `save_id`: what it is a part of. Until it is complete the log is as it was."""
         with self._mutex:
             self._require_open()
             tables = LoggedTables(self._where, bags)
             version = integer(self._where, "version", self._next if version is None else version, low=self._next)
-            told = replace(self._told(step, event_time, metadata), version=version)
+            told = replace(self._told(step, event_time, metadata), version=version, save=save_id)
             layouts = with_layouts(replace(self._manifest, layouts=()), [table.layout for table in tables.values()], ())
             require_states(self._where, dense, optimizer)
             self._claim()
             self._require_own()
             writer = SnapshotWriter(self._files, version)
-            is_named = False
             try:
                 with tables.still():
                     said = {}
@@ -422,30 +453,30 @@ class ChangeLog:
                         pieces = table.table.by_bucket(rows_in_block(table.layout))
                         writer.table(number, table.layout, told_of(pieces, progress))
                         said[name] = table.memory()
-                    told = replace(told, rng=random_states())
+                    told = replace(told, rng=random_states() if self._rng else {})
                 written = write_dense(self._files, version, self._where, dense, optimizer)
                 commit = replace(told, tables=said, dense=written)
                 commit = replace(commit, id=writer.id_of(commit))
                 self._require_own()
                 entry = writer.finish(commit)
-                new_segment(self._files, self._manifest, version + 1)
-                is_named = True
                 named = layouts.layouts
-                before = self._change_manifest(
-                    lambda now: replace(
-                        now, layouts=named, snapshots=(entry,), segments=(version + 1,), kept_from=0, skipped=()
+                with self._new_segment(version + 1) as segment:
+                    before = self._change_manifest(
+                        lambda now: replace(
+                            now, layouts=named, snapshots=(entry,), segments=(version + 1,), kept_from=0, skipped=()
+                        )
                     )
-                )
                 self._newest = commit
                 self._versions, self._known_from = {}, commit.mark
-                self._write_to(version + 1)
+                self._write_to(segment)
             except BaseException as error:
-                if is_named:  # by the manifest, it may be: what is on the disk decides
+                if self._names(version + 1):  # what is on the disk decides
                     self._failed = error
-                if not isinstance(error, LostError):  # else nothing of the log is this writer's to remove
-                    writer.abandon()
-                    if not is_named:
-                        self._undo_dense(version)
+                # Else the manifest may name it, or nothing of the log is this writer's to remove.
+                if self._failed is None and not isinstance(error, LostError):
+                    with suppress(StorageError):  # the next one removes it
+                        writer.abandon()
+                    self._undo_dense(version)
                 raise
             let_go(self._files, before, self._manifest)
             return version
@@ -517,7 +548,9 @@ class ChangeLog:
         try:
             writer.abandon()
         except BaseException as error:
-            self._failed = error
+            # What no reader believes may stay until the next commit cuts it off; a whole commit may not.
+            if writer.holds_commit or isinstance(error, LostError) or not isinstance(error, StorageError):
+                self._failed = error
             if isinstance(error, LostError):  # nothing of the log is this writer's to remove
                 return
         self._undo_dense(version)
@@ -570,21 +603,48 @@ class ChangeLog:
 
     def _begin_segment(self) -> None:
         first = self._next
-        new_segment(self._files, self._manifest, first)
         try:
-            self._change_manifest(lambda now: replace(now, segments=(*now.segments, first)))
-            self._write_to(first)
-        except BaseException as error:
-            self._failed = error  # the manifest may name it already
-            raise
+            with self._new_segment(first) as segment:
+                self._change_manifest(lambda now: replace(now, segments=(*now.segments, first)))
+        finally:
+            if self._names(first):
+                try:
+                    self._write_to(segment)
+                except BaseException as error:
+                    self._failed = error
+                    raise
 
-    def _write_to(self, first: int) -> None:
-        """Go on in a segment that holds nothing yet."""
-        writer, _ = self._require_open()
-        writer.close()
+    def _names(self, first: int) -> bool:
+        """Whether the manifest names a segment as that which is written to."""
+        return self._manifest.segments[-1] == first
+
+    @contextmanager
+    def _new_segment(self, first: int) -> Iterator[SegmentWriter]:
+        """A segment that holds nothing yet, for the body to name in the manifest. Where it is not named, it is removed
+        again."""
         assert self._hold is not None
         path, end = self._files.segment(first), len(header_of(self._manifest.identity, first))
-        self._writer = SegmentWriter(path, end, self._hold.check)
+        segment = None
+        try:
+            new_segment(self._files, self._manifest, first)
+            segment = SegmentWriter(path, end, self._hold.check)
+            yield segment
+        except BaseException as error:
+            if self._names(first):
+                raise
+            if segment is not None:
+                segment.close()
+            if self._failed is None and not isinstance(error, LostError):
+                with suppress(StorageError):  # the next one of that version is written over it
+                    remove_file(path)
+            raise
+
+    def _write_to(self, segment: SegmentWriter) -> None:
+        """Go on in a segment that holds nothing yet, which the manifest names."""
+        before, _ = self._require_open()
+        self._writer = segment
+        with suppress(StorageError):  # it was synced
+            before.close()
         self._keep()
 
     # ---- reading, and what is done with versions
@@ -649,16 +709,30 @@ class ChangeLog:
             self._require_open()
             self._require_own()
             tables = LoggedTables(self._where, bags)
-            then, since = self.at(version), list(self.tail(version))
-            states = then.dense() if dense is not None or optimizer is not None else {}
+            root, is_dense = self._files.root, dense is not None or optimizer is not None
+
+            def states() -> tuple[Commit, dict[str, Any]]:
+                then = self.at(version)
+                return then.commit, then.dense() if is_dense else {}
+
+            def rows() -> tuple[Version, list[CommittedChanges]]:
+                return self.at(version), list(self.tail(version))
+
+            then, found = while_it_changes(root, states)
             with (
-                restored_dense(self._where, states, dense, optimizer),
-                rolled_back(self._where, tables, then, since, self._manifest.identity, self._marks_of),
+                restored_dense(self._where, found, dense, optimizer),
+                rolled_back(self._where, tables, root, rows, self._manifest.identity, self._marks_of),
             ):
-                said = self._told(then.commit.step, then.commit.event_time, {"rollback": version})
-                return self._commit(bags, replace(said, fields=then.commit.fields), dense, optimizer)
+                told = self._told(then.step, then.event_time, {"rollback": version})
+                return self._commit(bags, replace(told, fields=then.fields), dense, optimizer)
 
 
-def open_log(path: str) -> ChangeLog:
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"[ChangeLog] {name}: wanted True or False; got {value!r:.100}.")
+    return value
+
+
+def open_log(path: str | os.PathLike[str]) -> ChangeLog:
     """A log to read, while another process writes it or none does: `ChangeLog(path, mode="r")`."""
     return ChangeLog(path, mode="r")

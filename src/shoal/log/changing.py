@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 from shoal.errors import CheckpointError, StorageError
+from shoal.log.files import MOST_MANIFEST_BYTES, AnyPath, as_path, names_in, read_file
 
 ResultT = TypeVar("ResultT")
 # Each takes another process a commit and a compaction.
 _MOST_TRIES = 20
 
 
-def while_it_changes(path: Path, call: Callable[[], ResultT]) -> ResultT:
+def while_it_changes(path: AnyPath, call: Callable[[], ResultT]) -> ResultT:
     """What a call that reads a log returns. Where another process removed files under it, as who compacts or saves
     anew does, it is called again."""
     for _again in range(_MOST_TRIES - 1):
@@ -25,10 +25,13 @@ def while_it_changes(path: Path, call: Callable[[], ResultT]) -> ResultT:
     return call()
 
 
-def manifests_in(path: Path) -> list[bytes]:
-    """The manifests of a log, or of the ranks that saved to a folder, as they are now."""
-    found = []
-    for part in sorted([path, *path.glob("rank-*")]):
-        with suppress(OSError):
-            found.append((part / "MANIFEST.json").read_bytes())
+def manifests_in(path: AnyPath) -> list[bytes]:
+    """The manifests of a log, or of the ranks that saved to a folder, as they are now; those that can be read."""
+    found: list[bytes] = []
+    root = as_path(path)
+    with suppress(StorageError):
+        parts = [root / name for name in names_in(root) if name.startswith("rank-")]
+        for part in (root, *parts):
+            with suppress(StorageError):
+                found.append(bytes(read_file(part / "MANIFEST.json", MOST_MANIFEST_BYTES)))
     return found

@@ -1,32 +1,36 @@
-"""What a commit says beside its rows."""
+"""What a commit says beside its rows.
+
+In its frame it says what changed since the commit before it, unless it is the first of a segment, or replaces a table's
+rows: such a commit says all. Whoever reads frames completes the others from the one before.
+"""
 
 import base64
 import binascii
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
-from shoal.errors import CheckpointError, InputError, StorageError
-from shoal.log.fields import Fields, is_number, text
+from shoal.errors import InputError, StorageError
+from shoal.log.fields import Fields, is_number
 from shoal.records.excerpt import excerpt, sentence
 from shoal.table.changes import Mark
 
 ID_DIGITS = 32
 WRITER_DIGITS = 16
 MOST_STEPS = 2**63 - 1
+MOST_SAVE_ID = 128  # characters
 # Of a commit's metadata: what reads it may stand deep in calls itself.
 _MOST_DEPTH = 64
 # Tables that the repr of a commit names.
 _MOST_SHOWN = 8
 # The fields of a commit, in the order in which they are written. Any other is kept as it is.
-_FIELDS = ("version", "time", "step", "event_time", "tables", "dense", "rng", "metadata", "kept")
+_FIELDS = ("version", "time", "step", "event_time", "tables", "dense", "rng", "metadata", "kept", "whole", "save")
 _CHAIN_FIELDS = ("epoch", "writer", "before")
-_REQUIRED = "required"
 
 
 def id_of(payload: bytes | bytearray | memoryview) -> str:
@@ -70,19 +74,40 @@ class TableCommit:
             **({} if self.optimizer is None else {"optimizer": self.optimizer}),
         }
 
+    def to_frame(self, before: "TableCommit | None") -> dict[str, Any]:
+        """The same without what is as before, and without zeros."""
+        is_same = before is not None and (self.hyper, self.optimizer) == (before.hyper, before.optimizer)
+        left_out = ("hyper", "optimizer") if is_same else ()
+        counts = ("puts", "deletes", "replaces")
+        return {
+            name: value
+            for name, value in self.to_json().items()
+            if name not in left_out and (value or name not in counts)
+        }
+
     @staticmethod
-    def from_json(where: str, value: Any) -> "TableCommit":
-        """As it came from a file."""
+    def from_json(where: str, value: Any, before: "TableCommit | None" = None) -> "TableCommit":
+        """As it came from a file. before: what it was in the commit before, where that may be left out."""
         fields = Fields(where, value)
+        has = fields.value
+        if before is not None and not {"hyper", "optimizer"} & has.keys():
+            hyper, optimizer = before.hyper, before.optimizer
+        else:
+            hyper = _hyper(fields.object("hyper")) if "hyper" in has else {}
+            optimizer = fields.text("optimizer") if "optimizer" in has else None
         return TableCommit(
             fields.integer("step"),
             fields.integer("rows"),
-            fields.integer("puts"),
-            fields.integer("deletes"),
-            fields.flag("replaces"),
-            _hyper(fields.object("hyper")),
-            fields.text("optimizer") if "optimizer" in fields.value else None,
+            fields.integer("puts") if "puts" in has else 0,
+            fields.integer("deletes") if "deletes" in has else 0,
+            fields.flag("replaces") if "replaces" in has else False,
+            hyper,
+            optimizer,
         )
+
+    def unchanged(self) -> "TableCommit":
+        """What a commit says of it that has no rows of it."""
+        return replace(self, puts=0, deletes=0, replaces=False) if self.puts or self.deletes or self.replaces else self
 
 
 def _hyper(fields: Fields) -> dict[str, Any]:
@@ -126,6 +151,9 @@ class Commit:
     epoch, writer: of the writer: each one that opens the log and commits has a higher number, and draws a name. 0 and
         "" in format 1, which had neither.
     before: the id of the commit before it; None for the first one, and where that is not known.
+    save: the id of the save that it is a part of, by one of several ranks.
+    is_partial: of tables, dense weights and generators it says only what it changed, and the commit before it, which
+        says the rest, cannot be read.
     fields: those that this Shoal does not know, as they came from the file.
     id: which commit it is, also among those of copies of a log that were written to. "" where it is not known, in
         snapshots of format 1.
@@ -143,6 +171,8 @@ class Commit:
     epoch: int = 0
     writer: str = ""
     before: str | None = None
+    save: str | None = None
+    is_partial: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
 
@@ -163,8 +193,7 @@ class Commit:
         return self.version, self.id or f"time {self.time!r}"
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes, without the id."""
-        chain = {"epoch": self.epoch, "writer": self.writer, "before": self.before} if self.epoch else {}
+        """What `from_json` takes, all of it, without the id."""
         return {
             "version": self.version,
             "time": self.time,
@@ -175,17 +204,46 @@ class Commit:
             "rng": {name: base64.b64encode(state).decode() for name, state in self.rng.items()},
             "metadata": dict(self.metadata),
             "kept": self.kept,
-            **chain,
+            **self._chain(),
+            **({} if self.save is None else {"save": self.save}),
             **self.fields,
         }
 
+    def _chain(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "writer": self.writer, "before": self.before} if self.epoch else {}
+
+    def to_frame(self, before: "Commit | None") -> tuple[dict[str, Any], bytes]:
+        """What a frame has: JSON, and the states of generators. before: the commit of which it need not repeat what is
+        still so; None where it says all."""
+        tables, dense, rng = (before.tables, before.dense, before.rng) if before is not None else ({}, None, {})
+        said: dict[str, Any] = {"version": self.version, "time": self.time}
+        said |= {"step": self.step} if self.step is not None else {}
+        said |= {"event_time": self.event_time} if self.event_time is not None else {}
+        said["tables"] = {
+            name: table.to_frame(tables.get(name))
+            for name, table in self.tables.items()
+            if name not in tables or table != tables[name].unchanged()
+        }
+        said |= {"dense": self.dense.to_json()} if self.dense is not None and self.dense != dense else {}
+        is_drawn = self.rng != rng
+        said |= {"rng": {name: len(state) for name, state in self.rng.items()}} if is_drawn else {}
+        said |= {"metadata": dict(self.metadata)} if self.metadata else {}
+        said |= {"kept": self.kept, **self._chain()}
+        said |= {"whole": False} if before is not None else {}
+        said |= {"save": self.save} if self.save is not None else {}
+        return said | dict(self.fields), b"".join(self.rng.values()) if is_drawn else b""
+
     @staticmethod
-    def from_json(where: str, value: Any, known_as: str = "") -> "Commit":
-        """As it came from a file. known_as: its id. Raises CheckpointError where it has a field that a reader must know
-        and this Shoal does not."""
+    def from_json(
+        where: str, value: Any, known_as: str = "", binary: bytes = b"", before: "Commit | None" = None
+    ) -> "Commit":
+        """As it came from a file. known_as: its id. binary: the states of generators, where they are not in the JSON.
+        before: the commit before it, where that is known. Raises CheckpointError where it has a field that a reader
+        must know and this Shoal does not."""
         fields = Fields(where, value)
-        _require_known(fields)
-        tables, rng = fields.object("tables"), fields.object("rng")
+        others = fields.others((*_FIELDS, *_CHAIN_FIELDS))
+        is_whole = fields.flag("whole") if "whole" in fields.value else True
+        base = None if is_whole or before is None or before.is_partial else before
         step = fields.value.get("step")
         time = fields.number("time")
         if time is None:
@@ -195,27 +253,47 @@ class Commit:
             time,
             None if step is None else fields.integer("step", -(2**63)),
             fields.number("event_time"),
-            {name: TableCommit.from_json(f"{where}, table {name!r:.100}", one) for name, one in tables.value.items()},
-            None if fields.value.get("dense") is None else DenseFile.from_json(fields.object("dense")),
-            {name: _unbase64(rng, name) for name in rng.value},
-            fields.object("metadata").value,
+            _tables(fields, {} if base is None else base.tables),
+            _dense(fields, None if base is None else base.dense),
+            _rng(fields, binary, {} if base is None else base.rng),
+            fields.object("metadata").value if "metadata" in fields.value else {},
             fields.integer("kept"),
             fields.integer("epoch", 1) if "epoch" in fields.value else 0,
             fields.digits("writer", WRITER_DIGITS) if "epoch" in fields.value else "",
             None if fields.value.get("before") is None else fields.digits("before", ID_DIGITS),
-            {name: one for name, one in fields.value.items() if name not in _FIELDS + _CHAIN_FIELDS},
+            fields.text("save") if "save" in fields.value else None,
+            not is_whole and base is None,
+            others,
             known_as,
         )
 
 
-def _require_known(fields: Fields) -> None:
-    names = fields.items(_REQUIRED, text) if _REQUIRED in fields.value else []
-    known = (*_FIELDS, *_CHAIN_FIELDS, _REQUIRED)
-    if unknown := [name for name in names if name not in known]:
-        raise CheckpointError(
-            f"[{fields.where}] this commit needs a newer Shoal, which knows {', '.join(map(excerpt, unknown[:8]))}. "
-            f"Install one; nothing of the log was changed."
-        )
+def _tables(fields: Fields, before: Mapping[str, TableCommit]) -> dict[str, TableCommit]:
+    """Those of a commit, and those of the commit before that it does not name."""
+    found = {name: one.unchanged() for name, one in before.items()}
+    for name, one in fields.object("tables").value.items():
+        found[name] = TableCommit.from_json(f"{fields.where}, table {name!r:.100}", one, before.get(name))
+    return found
+
+
+def _dense(fields: Fields, before: DenseFile | None) -> DenseFile | None:
+    return before if fields.value.get("dense") is None else DenseFile.from_json(fields.object("dense"))
+
+
+def _rng(fields: Fields, binary: bytes, before: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """States of generators, one after the other in `binary`, or in base64."""
+    found, at = {}, 0
+    said = fields.object("rng") if "rng" in fields.value else None
+    for name, value in said.value.items() if said is not None else ():
+        assert said is not None
+        if isinstance(value, str):
+            found[name] = _unbase64(said, name)
+        else:
+            found[name] = binary[at : at + said.integer(name)]
+            at += said.integer(name)
+    if at != len(binary):
+        raise StorageError(f"[{fields.where}] rng: wanted {at} bytes; got {len(binary)}. The file is damaged.")
+    return before if said is None else found
 
 
 def _unbase64(fields: Fields, name: str) -> bytes:

@@ -25,7 +25,7 @@ _SUFFIX = ".compact.tmp"
 def compacting(files: Files) -> Iterator[Any]:
     """The lock, while no other process or thread compacts the log; None where one does."""
     try:
-        lock = _native.FileLock.take(str(files.compact_lock), "compaction")
+        lock = _native.FileLock.take(files.compact_lock, "compaction")
     except StorageError:
         yield None
         return
@@ -51,7 +51,7 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
         if version.manifest.snapshots and version.manifest.snapshots[-1].version == version.commit.version:
             return None  # it is damaged, which a repair mends
         # On the disk before the snapshot is: else a power cut might leave a log whose segment ends before it.
-        with _native.File.open_to_write(str(files.segment(version.manifest.segments[-1]))) as segment:
+        with _native.File.open_to_write(files.segment(version.manifest.segments[-1])) as segment:
             segment.sync()
         _remove_remains(files, version)
         entry, is_damaged = _newest_snapshot(files, version, progress)

@@ -4,18 +4,17 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal import _native
-from shoal.errors import CheckpointError, InputError, ShoalError, StorageError
+from shoal.errors import CheckpointError, InputError, OutOfMemoryError, ShoalError, StorageError
 from shoal.log.commit import DenseFile
-from shoal.log.files import Files, remove_file, size_of
+from shoal.log.files import FilePath, Files, remove_file, require_held, size_of
 from shoal.records import nested, tensors
-from shoal.records.excerpt import sentence
+from shoal.records.excerpt import excerpt, sentence
 from shoal.table import without_rows
 
 _SKELETON = "shoal.state"
@@ -68,7 +67,7 @@ def write_dense(
     header, pieces = tensors.encode(_on_host(found), {_SKELETON: json.dumps(skeleton)})
     path = files.dense_of(version)
     remove_file(path)  # of a writer that died
-    file = _native.FileWriter.create(str(path))
+    file = _native.FileWriter.create(path)
     try:
         crc = file.append_checked(header, 0)
         for piece in pieces:
@@ -78,7 +77,7 @@ def write_dense(
     except BaseException:
         file.abandon()
         raise
-    _native.sync_directory(str(files.dense))
+    _native.sync_directory(files.dense)
     return DenseFile(version, size, crc, frozenset(states))
 
 
@@ -86,17 +85,24 @@ def _on_host(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu") for name, tensor in found.items()}
 
 
-def read_dense(path: Path, wanted: DenseFile, held: Any = None) -> dict[str, Any]:
+def read_dense(path: FilePath, wanted: DenseFile, held: Any = None) -> dict[str, Any]:
     """The state dicts of a file, checked. held: the file, where it is open already."""
     size = size_of(path) if held is None else held.size()
     if size != wanted.bytes:
         got = "nothing" if size is None else f"{size} bytes"
         raise StorageError(f"[file {path}] wanted {wanted.bytes} bytes; got {got}. Restore it from another copy.")
-    data = bytearray(size)
+    require_held(path)
+    try:
+        data = bytearray(size)
+    except MemoryError:
+        raise OutOfMemoryError(
+            f"[file {path}] the operating system refused memory for its {size} bytes. Free memory, or leave dense= and "
+            f"optimizer= out."
+        ) from None
     if held is not None:
         held.read(0, data)
     else:
-        with _native.File.open_to_read(str(path)) as file:
+        with _native.File.open_to_read(path) as file:
             file.read(0, data)
     if _native.crc32c(data) != wanted.crc32c:
         raise StorageError(
@@ -127,7 +133,10 @@ def check_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: An
         held = states[_OPTIMIZER]
         _each(where, optimizer, lambda _one: None)
         if isinstance(optimizer, Mapping) and (not isinstance(held, dict) or set(held) != set(optimizer)):
-            raise CheckpointError(f"[{where}] optimizer: wanted those that were committed; got {list(optimizer)}.")
+            raise CheckpointError(
+                f"[{where}] optimizer: wanted {_committed(held)}; got {excerpt(list(optimizer))}. Give what was "
+                f"committed, or leave optimizer= out."
+            )
         for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [("", optimizer)]:
             _check_optimizer(where, one, held[name] if isinstance(optimizer, Mapping) else held)
 
@@ -149,17 +158,44 @@ def _check_model(where: str, dense: Any, held: Any) -> None:
             )
 
 
+def _committed(held: Any) -> str:
+    """What was committed: several optimizers under their names, or one."""
+    if isinstance(held, Mapping) and "state" not in held and all(isinstance(one, Mapping) for one in held.values()):
+        return f"a dict of {excerpt(list(held))}"
+    return "the one that was committed"
+
+
+def require_initialised(where: str, optimizer: Any, held: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for an optimizer that has to make its states before it takes any, as TorchRec's have to."""
+    if held.get("state") and hasattr(optimizer, "init_state") and not optimizer.state:
+        raise CheckpointError(
+            f"[{where}] optimizer: wanted a {type(optimizer).__name__} that has states, which it copies into; got one "
+            f"without. Call its init_state() first."
+        )
+
+
 def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(held, Mapping):
         return  # only it knows
-    groups = held.get("param_groups")
-    theirs = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else None
-    mine = [len(group["params"]) for group in optimizer.param_groups]
+    # Not those of `optimizer.param_groups`: TorchRec's keyed optimizers leave them out of their state dicts.
+    mine, theirs = _group_sizes(optimizer.state_dict()), _group_sizes(held)
     if mine != theirs:
-        raise CheckpointError(
-            f"[{where}] optimizer: it has groups of {mine} parameters; the version's had {theirs}. Make it as it was "
-            f"committed, or leave optimizer= out."
-        )
+        got = f"it has groups of {mine} parameters; the version's had {theirs}"
+        if theirs is None or mine is None:
+            got = f"wanted {_committed(held)}; got {type(optimizer).__name__} with other entries in its state dict"
+        raise CheckpointError(f"[{where}] optimizer: {got}. Make it as it was committed, or leave optimizer= out.")
+    require_initialised(where, optimizer, held)
+
+
+def _group_sizes(state: Mapping[str, Any]) -> list[int | None] | None:
+    groups = state.get("param_groups")
+    return [_parameters_of(group) for group in groups] if isinstance(groups, list) else None
+
+
+def _parameters_of(group: Any) -> int | None:
+    """How many parameters a group has, as a file says; None where it is none."""
+    params = group.get("params", []) if isinstance(group, dict) else None
+    return len(params) if isinstance(params, list) else None
 
 
 @dataclass

@@ -1,12 +1,14 @@
 """Values of JSON that came from a file: each is what it must be, or an error says where it is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from shoal.errors import StorageError
+from shoal.errors import CheckpointError, StorageError
+from shoal.records.excerpt import excerpt
 
 T = TypeVar("T")
 _MOST = 2**63 - 1
+_REQUIRED = "required"  # names fields that a reader must know
 
 
 class Fields:
@@ -69,6 +71,17 @@ class Fields:
         if not isinstance(value, list):
             raise self._wrong(name, "a list")
         return [read(f"{self.where}, {name} {at}", item) for at, item in enumerate(value)]
+
+    def others(self, known: Iterable[str]) -> dict[str, Any]:
+        """The fields that are not known, to be kept. Raises CheckpointError where a reader must know one of them."""
+        others = {name: one for name, one in self.value.items() if name not in known}
+        names = self.items(_REQUIRED, text) if _REQUIRED in self.value else []
+        if unknown := [name for name in names if name not in known and name != _REQUIRED]:
+            raise CheckpointError(
+                f"[{self.where}] this needs a newer Shoal, which knows {', '.join(map(excerpt, unknown[:8]))}. Install "
+                f"one; nothing of the log was changed."
+            )
+        return others
 
 
 def is_number(value: Any) -> bool:

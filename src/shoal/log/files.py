@@ -15,23 +15,47 @@ docs/formats.md has every byte.
 
 import json
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shoal import _native
 from shoal.errors import CheckpointError, StorageError
+from shoal.records import strict_json
 
-# A manifest or the list of a snapshot's blocks is small; what claims to be more is not ours.
-_MOST_JSON = 1 << 30
+FilePath = _native.FilePath
+# What users give as a path.
+AnyPath = str | os.PathLike[str]
+
+# Of a manifest: what ten thousand tables, or some hundred thousand segments, explain.
+MOST_MANIFEST_BYTES = 4 << 20
+# Of other small files.
+MOST_BYTES = 16 << 20
+# Lists and objects of JSON, which take up to fifty times its bytes of memory. Of values in lines of their own, as
+# `sealed_json` writes them, there are fewer.
+_MOST_CONTAINERS, _BYTES_A_CONTAINER = 4096, 8
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+# Folders in each other, of those that are removed: a log has three.
+_MOST_DEPTH = 4
 _DIGITS = 20
+# A file may be this large, or so many times larger than the bytes that it holds: the rest is holes, which are read as
+# zeros and cost nothing. Copies of rows that are all zeros may have some.
+_MOST_WITH_HOLES = 64 << 20
+_MOST_TIMES_HELD = 1024
 SEGMENT_HEADER_BYTES = 64
 
 
-class Files:
-    """Where the files of one log are."""
+def as_path(path: AnyPath) -> FilePath:
+    """A path as the user named it. One that goes on below what was named stays as it is."""
+    return path if isinstance(path, FilePath) else FilePath(Path(path))
 
-    def __init__(self, path: str) -> None:
-        self.root = Path(path).absolute()  # the process may change its folder
+
+class Files:
+    """Where the files of one log are: below its folder, in which no link is followed."""
+
+    def __init__(self, path: AnyPath) -> None:
+        self.root = as_path(path).absolute()  # the process may change its folder
         self.manifest = self.root / "MANIFEST.json"
         self.head = self.root / "HEAD"
         self.writer = self.root / "WRITER.json"
@@ -43,22 +67,22 @@ class Files:
         self.dense = self.root / "dense"
         self.snapshots = self.root / "snapshots"
 
-    def segment(self, first: int) -> Path:
+    def segment(self, first: int) -> FilePath:
         """The segment that begins with a version."""
         return self.segments / f"{first:0{_DIGITS}}.seg"
 
-    def dense_of(self, version: int) -> Path:
+    def dense_of(self, version: int) -> FilePath:
         """Dense weights that were committed with a version."""
         return self.dense / f"{version:0{_DIGITS}}.safetensors"
 
-    def snapshot(self, version: int) -> Path:
+    def snapshot(self, version: int) -> FilePath:
         """The folder of a snapshot."""
         return self.snapshots / f"{version:0{_DIGITS}}"
 
     def make(self) -> None:
         """Make the folders."""
         for folder in (self.root, self.segments, self.dense, self.snapshots):
-            _native.make_directories(str(folder))
+            _native.make_directories(folder)
 
 
 def is_new(files: Files) -> bool:
@@ -79,30 +103,53 @@ def is_new(files: Files) -> bool:
     return True
 
 
-def require_folder(where: str, path: Path) -> None:
-    """Raise CheckpointError where a file is in the place of a folder or of one above it, and StorageError where the
-    system does not take the path."""
-    for place in (path, *path.parents):
+def require_folder(where: str, path: AnyPath) -> None:
+    """Raise CheckpointError where something else is in the place of a folder, or a file in that of one above it, and
+    StorageError where the system does not take the path."""
+    for place in (Path(path), *Path(path).parents):
         if os.path.isfile(place):  # not Path's, which raises where a name is too long
             raise CheckpointError(f"[{where}] wanted a folder; {place.name!r} is a file. Name another path.")
-    size_of(path)
+    entry = _native.look_at(as_path(path))
+    if entry is not None and entry.kind in (_native.FileKind.file, _native.FileKind.other):
+        raise CheckpointError(f"[{where}] wanted a folder; got a pipe, a socket or a device. Name another path.")
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder: FilePath) -> list[str]:
     """The names in a folder; none where there is no such folder."""
-    return _native.list_directory(str(folder)) if folder.is_dir() else []
+    return [] if _native.look_at(folder) is None else _native.list_directory(folder)
 
 
-def size_of(path: Path) -> int | None:
+def size_of(path: FilePath) -> int | None:
     """Bytes of a file; None where there is none."""
-    return _native.file_size(str(path))
+    return _native.file_size(path)
 
 
-def read_file(path: Path, limit: int = _MOST_JSON) -> bytearray:
+def require_held(path: FilePath) -> None:
+    """Raise StorageError where a file is almost all holes: reading it would take time and memory that its bytes do not
+    explain."""
+    if (what := holes_in(path)) is not None:
+        raise StorageError(f"[file {path}] {what}. Restore it from another copy.")
+
+
+def holes_in(path: FilePath) -> str | None:
+    """Returns what is wrong with a file that is almost all holes; None where it is not."""
+    entry, size = _native.look_at(path), size_of(path) or 0
+    if entry is None or size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * entry.disk_bytes):
+        return None
+    held = entry.disk_bytes
+    if not held:  # some systems do not count them, and tell which files have data
+        with _native.File.open_to_read(path) as file:
+            held = 0 if file.next_data(0) >= size else size
+    if size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * held):
+        return None
+    return f"wanted a file that holds what its {size} bytes say; got {held} bytes, and holes"
+
+
+def read_file(path: FilePath, limit: int = MOST_BYTES) -> bytearray:
     """All of a small file."""
     if size_of(path) is None:
         raise StorageError(f"[file {path}] is not there. Restore it, or another copy of the log.")
-    with _native.File.open_to_read(str(path)) as file:
+    with _native.File.open_to_read(path) as file:
         size = file.size()  # of this one: another may be put in its place meanwhile
         if size > limit:
             raise StorageError(f"[file {path}] wanted at most {limit} bytes; got {size}. Restore it from another copy.")
@@ -111,45 +158,43 @@ def read_file(path: Path, limit: int = _MOST_JSON) -> bytearray:
     return out
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: FilePath, data: bytes) -> None:
     """Put a file in the place of another, which is there until the new one is on the disk."""
     temporary = path.with_name(path.name + ".tmp")
-    make_file(temporary, data)
-    _native.rename_file(str(temporary), str(path))
-    _native.sync_directory(str(path.parent))
+    try:
+        make_file(temporary, data)
+        _native.rename_file(temporary, path)
+    except BaseException:
+        with suppress(StorageError):  # the next one is written over it
+            remove_file(temporary)
+        raise
+    _native.sync_directory(path.parent)
 
 
-def make_file(path: Path, data: bytes) -> None:
+def make_file(path: FilePath, data: bytes) -> None:
     """A new small file, on the disk. Its name is there once the folder is synced."""
     remove_file(path)  # of a writer that died
-    with _native.File.create_new(str(path)) as file:
+    with _native.File.create_new(path) as file:
         file.write(0, data)
         file.sync()
 
 
-def remove_file(path: Path) -> None:
+def remove_file(path: FilePath) -> None:
     """Remove a file, if it is there."""
-    _native.remove_file(str(path))
+    _native.remove_file(path)
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder and all that is in it, if it is there."""
-    if path.is_dir():
-        for name in names_in(path):
-            if (path / name).is_dir():
-                remove_folder(path / name)
-            else:
-                remove_file(path / name)
-        _native.remove_directory(str(path))
-
-
-def link_file(path: Path, to: Path) -> bool:
-    """Give a file another name, which keeps it when the first is removed. False where the file system cannot."""
-    try:
-        os.link(path, to)
-    except OSError:
-        return False
-    return True
+def remove_folder(path: FilePath, depth: int = _MOST_DEPTH) -> None:
+    """Remove a folder and all that is in it, if it is there. Links in it are removed themselves."""
+    if depth == 0:
+        raise StorageError(f"[file {path}] wanted a folder of a log; got folders in it that are too deep. Remove it.")
+    for name in names_in(path):
+        entry = _native.look_at(path / name)
+        if entry is not None and entry.kind is _native.FileKind.folder:
+            remove_folder(path / name, depth - 1)
+        else:
+            remove_file(path / name)
+    _native.remove_directory(path)
 
 
 def sealed_json(value: dict[str, Any]) -> bytes:
@@ -158,17 +203,30 @@ def sealed_json(value: dict[str, Any]) -> bytes:
     return body + f"\ncrc32c {_native.crc32c(body):08x}\n".encode()
 
 
-def read_sealed_json(path: Path, crc32c: int | None = None) -> dict[str, Any]:
-    """What `sealed_json` wrote to a file, whose checksum may be known. Raises StorageError where it is damaged."""
-    data = bytes(read_file(path))
+def read_sealed_json(path: FilePath, crc32c: int | None = None, limit: int = MOST_BYTES) -> dict[str, Any]:
+    """What `sealed_json` wrote to a file of so many bytes at most, whose checksum may be known. Raises StorageError
+    where it is damaged."""
+    data = bytes(read_file(path, limit))
     body, _, last = data.rstrip(b"\n").rpartition(b"\n")
     is_known = crc32c is None or crc32c == _native.crc32c(data)
     if last != f"crc32c {_native.crc32c(body):08x}".encode() or not is_known:
         raise StorageError(f"[file {path}] its checksum is not that of its text. Restore it from another copy.")
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"[file {path}] wanted JSON; {error}. Restore it from another copy.") from None
+    _require_few(path, body)
+    value = strict_json.parse(body, f"file {path}")
     if not isinstance(value, dict):
         raise StorageError(f"[file {path}] wanted a JSON object; got {type(value).__name__}. Restore it.")
     return value
+
+
+def _require_few(path: FilePath, body: bytes) -> None:
+    """Raise StorageError where JSON is small and its objects are not."""
+    most = _MOST_CONTAINERS + len(body) // _BYTES_A_CONTAINER
+    if _containers(body) > most and (found := _containers(_STRING.sub(b"", body))) > most:
+        raise StorageError(
+            f"[file {path}] wanted at most {most} lists and objects in {len(body)} bytes; got {found}. Restore it from "
+            f"another copy."
+        )
+
+
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")

@@ -62,7 +62,7 @@ class HeadWriter:
     """Writes it."""
 
     def __init__(self, files: Files) -> None:
-        self._file = _native.File.open_to_write(str(files.head))
+        self._file = _native.File.open_to_write(files.head)
         if self._file.size() > _HEAD.size:  # nobody would believe what is written over it
             self._file.truncate(_HEAD.size)
 

@@ -63,7 +63,7 @@ class Hold:
         self._let_go()
         if size_of(path) is None:
             raise self._lost(str(path), is_gone=True)
-        file = _native.File.open_to_read(str(path))
+        file = _native.File.open_to_read(path)
         try:
             self.require_own(read_manifest(self._files))
         except BaseException:

@@ -17,6 +17,9 @@ ADVICE = (
 )
 
 
+_MOST_BYTES = 64 << 10
+
+
 def require_own(files: Files, where: str) -> None:
     """Raise CheckpointError where another rank of the same job wrote a log. A process that is and was alone is not
     asked. REQUIRES: the log's write lock."""
@@ -42,7 +45,7 @@ def _checked(files: Files, where: str) -> dict[str, Any]:
     if here is None:
         return found
     with suppress(ShoalError):  # not there, or damaged: then nothing is known
-        found = read_sealed_json(files.writer)
+        found = read_sealed_json(files.writer, limit=_MOST_BYTES)
     # A process may be another rank of a group that it joins anew, and goes on with its own log.
     is_own = found.get("rank") == here.rank or found.get("process") == here.process
     if found.get("job") == here.job and not is_own:

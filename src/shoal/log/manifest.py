@@ -2,20 +2,22 @@
 
 import os
 import re
-from collections.abc import Callable, Container, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal import _native
 from shoal.errors import CheckpointError, StorageError
 from shoal.log.commit import WRITER_DIGITS
 from shoal.log.fields import Fields, whole
-from shoal.log.files import Files, read_sealed_json, sealed_json, write_file
+from shoal.log.files import MOST_MANIFEST_BYTES, Files, read_sealed_json, sealed_json, write_file
 from shoal.records import Layout
 
 FORMAT = "shoal log"
 FORMAT_VERSION = 2
+_FIELDS = ("format", "version", "id", "tables", "snapshots", "segments", "kept_from", "skipped", "epoch", "writer")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class SnapshotEntry:
 
     version: int
     crc32c: int
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)  # that this Shoal does not know
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Manifest:
     # Of who wrote last: each that opens the log and writes has a higher number, and draws a name.
     epoch: int = 0
     writer: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)  # that this Shoal does not know, as they came from the file
 
     def number_of(self, table: str) -> int | None:
         """The number of a table."""
@@ -58,17 +62,22 @@ class Manifest:
 
     def after(self, version: int) -> int:
         """The number of the version after one."""
-        at = version + 1
-        return next((last + 1 for first, last in self.skipped if first <= at <= last), at)
+        skipped = self._range_of(version + 1)
+        return version + 1 if skipped is None else skipped[1] + 1
 
     def before(self, version: int) -> int:
         """The number of the version before one."""
-        at = version - 1
-        return next((first - 1 for first, last in self.skipped if first <= at <= last), at)
+        skipped = self._range_of(version - 1)
+        return version - 1 if skipped is None else skipped[0] - 1
 
     def is_skipped(self, version: int) -> bool:
         """Whether a repair took a version out."""
-        return any(first <= version <= last for first, last in self.skipped)
+        return self._range_of(version) is not None
+
+    def _range_of(self, version: int) -> tuple[int, int] | None:
+        """The range of skipped versions that has this one."""
+        at = bisect_right(self.skipped, version, key=lambda one: one[0]) - 1
+        return self.skipped[at] if at >= 0 and version <= self.skipped[at][1] else None
 
 
 def next_epoch(manifest: Manifest) -> Manifest:
@@ -90,18 +99,26 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
         "version": FORMAT_VERSION,
         "id": manifest.identity,
         "tables": [layout.to_json() for layout in manifest.layouts],
-        "snapshots": [{"version": one.version, "crc32c": one.crc32c} for one in manifest.snapshots],
+        "snapshots": [{"version": one.version, "crc32c": one.crc32c, **one.fields} for one in manifest.snapshots],
         "segments": list(manifest.segments),
         "kept_from": manifest.kept_from,
         **({"skipped": [list(one) for one in manifest.skipped]} if manifest.skipped else {}),
         **({"epoch": manifest.epoch, "writer": manifest.writer} if manifest.epoch else {}),
+        **manifest.fields,
     }
-    write_file(files.manifest, sealed_json(value))
+    data = sealed_json(value)
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise StorageError(
+            f"[file {files.manifest}] wanted at most {MOST_MANIFEST_BYTES} bytes; got {len(data)}, of "
+            f"{len(manifest.layouts)} tables and {len(manifest.segments)} segments. Nothing was written. Compact the "
+            f"log, open it with a larger segment=, or commit some tables to another one."
+        )
+    write_file(files.manifest, data)
 
 
 def read_manifest(files: Files) -> Manifest:
     """The manifest as it is now. Raises StorageError where it is damaged or of a newer format."""
-    value = Fields(f"file {files.manifest}", read_sealed_json(files.manifest))
+    value = Fields(f"file {files.manifest}", read_sealed_json(files.manifest, limit=MOST_MANIFEST_BYTES))
     if value.text("format") != FORMAT:
         raise StorageError(f"[file {files.manifest}] wanted a {FORMAT}; got {value.text('format')!r:.100}.")
     if (version := value.integer("version", 1)) > FORMAT_VERSION:
@@ -109,6 +126,7 @@ def read_manifest(files: Files) -> Manifest:
             f"[file {files.manifest}] this Shoal reads formats up to {FORMAT_VERSION}; the log is of {version}. "
             f"Install a newer Shoal."
         )
+    others = value.others(_FIELDS)
     identity = value.text("id")
     if not re.fullmatch("[0-9a-f]{32}", identity):
         raise StorageError(f"[file {files.manifest}] id: wanted 32 hexadecimal digits; got {identity!r:.100}.")
@@ -121,6 +139,7 @@ def read_manifest(files: Files) -> Manifest:
         tuple(value.items("skipped", _range)) if "skipped" in value.value else (),
         value.integer("epoch", 1) if "epoch" in value.value else 0,
         value.digits("writer", WRITER_DIGITS) if "epoch" in value.value else "",
+        others,
     )
     _check(files, manifest)
     return manifest
@@ -128,7 +147,8 @@ def read_manifest(files: Files) -> Manifest:
 
 def _snapshot(where: str, item: Any) -> SnapshotEntry:
     fields = Fields(where, item)
-    return SnapshotEntry(fields.integer("version"), fields.integer("crc32c", high=2**32 - 1))
+    others = fields.others(("version", "crc32c"))
+    return SnapshotEntry(fields.integer("version"), fields.integer("crc32c", high=2**32 - 1), others)
 
 
 def _range(where: str, item: Any) -> tuple[int, int]:
@@ -163,7 +183,7 @@ def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
     with changing_manifest(files) as write:
         write(replace(read_manifest(files), ...))
     """
-    lock = _native.FileLock.take(str(files.manifest_lock), "manifest", wait=True)  # others have it for a moment
+    lock = _native.FileLock.take(files.manifest_lock, "manifest", wait=True)  # others have it for a moment
 
     def write(manifest: Manifest) -> None:
         if not lock.is_in_place:

@@ -44,7 +44,7 @@ def create(files: Files) -> None:
     files.make()
     manifest = new_manifest()
     new_segment(files, manifest, 1)
-    _native.sync_directory(str(files.root))
+    _native.sync_directory(files.root)
     write_manifest(files, manifest)
 
 
@@ -52,7 +52,7 @@ def new_segment(files: Files, manifest: Manifest, first: int) -> None:
     """An empty segment, which the manifest does not name yet."""
     path = files.segment(first)
     make_file(path, header_of(manifest.identity, first))
-    _native.sync_directory(str(path.parent))
+    _native.sync_directory(path.parent)
 
 
 def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
         ),
         stacklevel=4,  # the line that opens the log
     )
-    with _native.File.open_to_write(str(files.segment(first))) as file:
+    with _native.File.open_to_write(files.segment(first)) as file:
         file.truncate(scan.end)
         file.sync()
     return scan.end, version

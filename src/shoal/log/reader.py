@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,16 +19,18 @@ from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.head import Head, read_head
+from shoal.log.keys import KeysOnce
 from shoal.log.manifest import Manifest, SnapshotEntry, read_manifest
-from shoal.log.segment import DamagedError, Scan, SegmentFile, WholeCommit, header_of
+from shoal.log.segment import DamagedError, Place, Scan, SegmentFile, WholeCommit, header_of
 from shoal.log.snapshot import Snapshot, SnapshotError, buckets_of
 from shoal.records import Layout, Rows
 from shoal.records.excerpt import sentence, without_place
-from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts
+from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts, require_explained
 from shoal.table.changes import Mark
 
 # Segments that one reader keeps open, of the 1024 files that a process may have by default.
 _MOST_HELD = 256
+PARTIAL = "it says what changed since a commit that is not there"
 # The folders of a checkpoint that ranks saved.
 _PART = re.compile(r"rank-\d{5}-of-\d{5}")
 
@@ -93,20 +96,22 @@ class CommittedChanges:
         segment = self._segment
         if segment is None:
             segment = SegmentFile(self._files.segment(self.whole.segment), self._manifest.identity, self.whole.segment)
+        keys: dict[int, KeysOnce] = {}
+        left = Counter(place.header.table for place in wanted)
         try:
             for place in wanted:
                 where = f"file {segment.path}, version {self.version}, offset {place.offset}"
                 if place.header.table >= len(self._manifest.layouts):
                     raise StorageError(f"[{where}] wanted a table of the manifest; got number {place.header.table}.")
                 layout = self._manifest.layouts[place.header.table]
-                data = segment.payload(place)
                 try:
-                    if place.header.kind is Kind.PUTS:
-                        puts = decode_puts(place.header, data, layout, where, finite=False)
-                        change = TableChange(layout.name, puts=puts)
-                    else:
-                        deletes = decode_deletes(place.header, data, layout, where)
-                        change = TableChange(layout.name, deletes=deletes)
+                    change = _decoded(segment, place, layout, where)
+                    left[place.header.table] -= 1
+                    once = keys.setdefault(place.header.table, KeysOnce(layout.buckets))
+                    if (key := once.add(change.keys, left[place.header.table] == 0)) is not None:
+                        raise StorageError(
+                            f"[{where}] table {layout.name!r}: wanted each key once in a version; got key {key} again."
+                        )
                 except StorageError as error:
                     what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
                     self.damage = segment.damaged(self.whole.begin, self.version, what)
@@ -115,6 +120,15 @@ class CommittedChanges:
         finally:
             if segment is not self._segment:
                 segment.close()
+
+
+def _decoded(segment: SegmentFile, place: Place, layout: Layout, where: str) -> TableChange:
+    """What a frame holds."""
+    require_explained(place.header, layout, where)
+    data = segment.payload(place)
+    if place.header.kind is Kind.PUTS:
+        return TableChange(layout.name, puts=decode_puts(place.header, data, layout, where))
+    return TableChange(layout.name, deletes=decode_deletes(place.header, data, layout, where))
 
 
 class LogReader:
@@ -201,6 +215,8 @@ class LogReader:
                     raise segment.damaged(whole.begin, wanted, f"version {whole.commit.version} stands there")
                 if (problem := chain.add(whole.commit)) is not None:
                     raise segment.damaged(whole.begin, wanted, problem)
+                if whole.commit.is_partial:
+                    raise segment.damaged(whole.begin, wanted, PARTIAL)
                 yield whole, held
                 wanted += 1
                 if self.manifest.is_skipped(wanted):  # a repair ended the segment here
@@ -342,7 +358,7 @@ class LogReader:
             return None
         dense = None
         if self._hold and commit.dense is not None and size_of(path := self.files.dense_of(commit.dense.version)):
-            dense = _native.File.open_to_read(str(path))
+            dense = _native.File.open_to_read(path)
         return Version(self.files, manifest, commit, snapshot, commits, dense, older)
 
     def require_not_skipped(self, version: int) -> None:
@@ -455,7 +471,7 @@ class Version:
         number = self.manifest.number_of(table)
         held = 0 if base is None or table not in base.tables else base.size_of(table)
         for one in commits:
-            held += sum(place.header.payload_bytes for place in one.whole.frames if place.header.table == number)
+            held += sum(place.header.content_bytes for place in one.whole.frames if place.header.table == number)
         return held // self.layouts[table].row_bytes
 
     def changes(self, table: str) -> int:

@@ -20,12 +20,13 @@ from shoal.log.aside import Aside
 from shoal.log.chain import broken
 from shoal.log.commit import Commit
 from shoal.log.compact import compacting, write_snapshot
-from shoal.log.files import Files, names_in, remove_file, size_of
+from shoal.log.files import SEGMENT_HEADER_BYTES, Files, names_in, remove_file, size_of
 from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, next_epoch, read_manifest
 from shoal.log.reader import Version
 from shoal.log.segment import DamagedError, header_of
 from shoal.log.snapshot import Snapshot
 from shoal.log.survey import Found, Survey, Unfinished, survey
+from shoal.records.frames import Kind, encode_commit
 
 _PIECE_BYTES = 4 << 20
 # The first mends all; others are for what is damaged while the first is at work.
@@ -135,7 +136,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
             is_replaced = is_replaced or first in manifest.segments
             if not is_replaced:
                 made.append(files.segment(first))
-            _write_segment(files, manifest, first, written[first])
+            _write_segment(files, manifest, first, written[first], _base_of(kept, first))
         if kept.made_of is not None:
             is_replaced = is_replaced or kept.first in lost
             snapshots = (write_snapshot(files, kept.made_of, lambda _rows: None), *snapshots)
@@ -159,7 +160,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
                 skipped=skipped,
             )
         )
-    return Repair(kept.newest, damage, aside.folder if aside.bytes else None, aside.bytes)
+    return Repair(kept.newest, damage, Path(aside.folder) if aside.bytes else None, aside.bytes)
 
 
 def _keep_unfinished(files: Files, found: Survey, rest: Unfinished) -> Repair:
@@ -174,7 +175,7 @@ def _keep_unfinished(files: Files, found: Survey, rest: Unfinished) -> Repair:
         aside.abandon()
         raise
     newest = max([newest, *(one.version for one in found.manifest.snapshots)])
-    return Repair(newest, f"{rest} Its writer died.", aside.folder, aside.bytes)
+    return Repair(newest, f"{rest} Its writer died.", Path(aside.folder), aside.bytes)
 
 
 # ---- what is kept
@@ -246,7 +247,7 @@ def _reach(base: _Base, run: list[Found]) -> tuple[int, int] | None:
             elif said.replaces or (begins and name not in names):
                 known.add(name)
         names |= set(tables)
-        if known >= set(tables):
+        if known >= set(tables) and not one.changes.commit.is_partial:
             low = one.version if low is None else low
             best = one.version, low
         else:
@@ -312,27 +313,44 @@ def _take_dense(files: Files, aside: Aside, kept: _Kept) -> None:
             aside.take(files.dense / name)
 
 
-def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_Range]) -> None:
+def _base_of(kept: _Kept, first: int) -> Commit | None:
+    """The commit before the first one of a segment, where that stood behind it in another: it need not say all."""
+    before = kept.commit
+    for one in kept.commits:
+        if one.version == first:
+            commit, begins = one.changes.commit, one.changes.whole.begin == SEGMENT_HEADER_BYTES
+            return None if begins or before is None or commit.before is None else replace(before, id=commit.before)
+        before = one.changes.commit
+    return None
+
+
+def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_Range], base: Commit | None) -> None:
     """A segment of commits that stand in others, in place of one that may be there."""
     path = files.segment(first)
     temporary = path.with_name(path.name + ".tmp")
     remove_file(temporary)  # of a repair that died
     header = header_of(manifest.identity, first)
     try:
-        with _native.File.create_new(str(temporary)) as file:
+        with _native.File.create_new(temporary) as file:
             file.write(0, header)
             at = len(header)
+            if base is not None:
+                said, binary = base.to_frame(None)
+                content = {"commit": said, "id": base.id}
+                for piece in encode_commit(content, version=base.version, binary=binary, kind=Kind.BASE):
+                    file.write(at, piece)
+                    at += len(piece)
             for segment, begin, end in ranges:
-                with _native.File.open_to_read(str(files.segment(segment))) as source:
+                with _native.File.open_to_read(files.segment(segment)) as source:
                     for offset in range(begin, end, _PIECE_BYTES):
                         data = bytearray(min(_PIECE_BYTES, end - offset))
                         source.read(offset, data)
                         file.write(at, data)
                         at += len(data)
             file.sync()
-        _native.rename_file(str(temporary), str(path))
+        _native.rename_file(temporary, path)
     except BaseException:
         with suppress(StorageError):
             remove_file(temporary)
         raise
-    _native.sync_directory(str(files.segments))
+    _native.sync_directory(files.segments)

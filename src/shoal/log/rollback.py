@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from shoal.errors import CheckpointError
+from shoal.log.changing import while_it_changes
 from shoal.log.commit import TableCommit
+from shoal.log.files import FilePath
 from shoal.log.reader import CommittedChanges, Version, Winners
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Rows, join
@@ -19,35 +21,22 @@ from shoal.table.changes import Mark
 def rolled_back(
     where: str,
     tables: LoggedTables,
-    version: Version,
-    since: list[CommittedChanges],
+    path: FilePath,
+    read: Callable[[], tuple[Version, list[CommittedChanges]]],
     log: str,
     marks_of: Callable[[str], tuple[Mark, ...]],
 ) -> Iterator[None]:
     """Have the rows of tables be as they were at a version; if the body fails, as they were before.
 
-    since: the commits behind that version; what changed in the tables behind the last of these goes, too. marks_of: the
-    newest commit of the log that changed a table, and others at which it is the same.
+    path: of the log. read: gives the version, and the commits after it; what changed in the tables after the last of
+    these goes, too. It is called again where another process removed files of the log meanwhile. marks_of: the newest
+    commit of the log that changed a table, and others at which it is the same.
     """
-    for name in tables:
-        if name not in version.layouts and not any(name in one.commit.tables for one in since):
-            raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")
-    for name, table in tables.items():
-        if name not in version.layouts:
-            continue
-        layout = version.layouts[name]
-        if layout.dim == table.layout.dim:
-            kind = version.commit.tables[name].optimizer
-            table.require_trained_alike(where, kind, layout, "Make the table's optimizer as it was at that version.")
-        if difference := layout.difference(table.layout):
-            raise CheckpointError(f"[{where}] table {name!r} has another layout than at that version: {difference}.")
     now: list[_State] = []
     try:
         with tables.alone():
             # All is read before anything changes.
-            then = [
-                _then(table, version, _touched(table, since, log, marks_of(name))) for name, table in tables.items()
-            ]
+            then = while_it_changes(path, lambda: _all_then(where, tables, *read(), log, marks_of))
             now = [_now(state) for state in then]
             for group in tables.groups:
                 group.forget_forwards()
@@ -65,6 +54,30 @@ def rolled_back(
                 f"Tables {names} are rolled back in part ({again!r:.200}). Roll them back again, or recover them."
             )
         raise
+
+
+def _all_then(
+    where: str,
+    tables: LoggedTables,
+    version: Version,
+    since: list[CommittedChanges],
+    log: str,
+    marks_of: Callable[[str], tuple[Mark, ...]],
+) -> "list[_State]":
+    """What tables had at a version, of the keys whose rows may not be as they were."""
+    for name in tables:
+        if name not in version.layouts and not any(name in one.commit.tables for one in since):
+            raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")
+    for name, table in tables.items():
+        if name not in version.layouts:
+            continue
+        layout = version.layouts[name]
+        if layout.dim == table.layout.dim:
+            kind = version.commit.tables[name].optimizer
+            table.require_trained_alike(where, kind, layout, "Make the table's optimizer as it was at that version.")
+        if difference := layout.difference(table.layout):
+            raise CheckpointError(f"[{where}] table {name!r} has another layout than at that version: {difference}.")
+    return [_then(table, version, _touched(table, since, log, marks_of(name))) for name, table in tables.items()]
 
 
 @dataclass(frozen=True)

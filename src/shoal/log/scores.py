@@ -27,20 +27,17 @@ class ScoreHistogram:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._power: int | None = None
-        self.nonfinite = 0
 
     def add(self, scores: Tensor) -> None:
-        """Count some more."""
-        finite = scores[torch.isfinite(scores)]
-        self.nonfinite += len(scores) - len(finite)
-        if not len(finite):
+        """Count some more. REQUIRES: they are finite."""
+        if not len(scores):
             return
-        low, high = (float(end) for end in torch.aminmax(finite))
-        wanted = _power_for(low, high, bool((finite == finite.floor()).all()))
+        low, high = (float(end) for end in torch.aminmax(scores))
+        wanted = _power_for(low, high, bool((scores == scores.floor()).all()))
         self._widen(wanted if self._power is None else max(self._power, _exact_power(low, high)))
         assert self._power is not None
-        scaled = torch.floor(finite * 2.0**-self._power)
-        scaled[(finite < 0) & (scaled == 0)] = -1.0  # too small for a float64, and below zero
+        scaled = torch.floor(scores * 2.0**-self._power)
+        scaled[(scores < 0) & (scaled == 0)] = -1.0  # too small for a float64, and below zero
         numbers, counts = torch.unique(scaled.to(torch.int64), return_counts=True)
         # Those of one piece that are far from the others may be many bars: each is counted before they are merged.
         self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))

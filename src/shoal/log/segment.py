@@ -1,29 +1,46 @@
 """A segment: a header of 64 bytes, then frames. A version's rows come first, its commit frame last.
 
+The first commit says all; of the others, most say only what changed. A base says what the commit before the first one
+said, where a repair let the segment begin with one that does not say all.
+
 What stands behind the last whole commit is being written, or was when its writer died.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from shoal import _native
-from shoal.errors import StorageError
-from shoal.log.commit import Commit, id_of
-from shoal.log.files import size_of
+from shoal.errors import OutOfMemoryError, StorageError
+from shoal.log.commit import ID_DIGITS, Commit, id_of
+from shoal.log.fields import Fields
+from shoal.log.files import FilePath, holes_in
 from shoal.records.excerpt import sentence, without_place
-from shoal.records.frames import FRAME_ALIGNMENT, HEADER_BYTES, MAGIC, FrameHeader, Kind, check_payload, decode_commit
+from shoal.records.frames import (
+    FRAME_ALIGNMENT,
+    HEADER_BYTES,
+    MAGIC,
+    FrameHeader,
+    Kind,
+    binary_of,
+    decode_commit,
+)
 
 # magic, format version, 0, log, first version, 0, crc32c of the 60 bytes before it
 _HEADER = struct.Struct("<8sII16sQ20sI")
 _MAGIC = b"SHOALSEG"
 _FORMAT_VERSION = 1
 _COMMIT_LIMIT = 1 << 30
-_SEARCHED = 4 << 20  # bytes of a damaged file that are looked at together; a multiple of a frame's alignment
+_BINARY_LIMIT = 16 << 20  # states of generators, in a commit
+_PIECE_BYTES = 4 << 20  # that are read together; a multiple of a frame's alignment
+_MAGIC_WORD = int.from_bytes(MAGIC, "little", signed=True)
+_WORDS = FRAME_ALIGNMENT // 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a frame is."""
 
@@ -49,20 +66,31 @@ class WholeCommit:
 
 @dataclass
 class Scan:
-    """What a segment holds: whole commits, and where the last one ends."""
+    """What a segment holds: whole commits, and where the last one ends. last: the commit before `end`, where it is
+    known. known: commits of snapshots, by version, from which one is completed whose last one is damaged."""
 
     end: int
     last: Commit | None = None
+    known: Mapping[int, Commit] = field(default_factory=dict)
     problem: str | None = None  # what stands behind, if it is not a whole commit
     is_damaged: bool = False  # not just the beginning of one
     stopped: int = 0  # where a frame may stand next, if there is a problem
 
+    def before(self, version: int, known_as: str, said: Mapping[str, Any]) -> Commit | None:
+        """The commit from which one can be completed: the one that it names, or itself in a snapshot."""
+        for one in (self.last, self.known.get(version - 1)):
+            if one is not None and not one.is_partial and one.id and one.id == said.get("before"):
+                return one
+        same = self.known.get(version)
+        return same if same is not None and same.id == known_as else None
+
 
 @dataclass(frozen=True)
 class _Wrong:
-    """What stands where a frame should."""
+    """What stands where a frame should. end: where another may begin: after the frame, where its header is right."""
 
     what: str
+    end: int
     is_cut: bool = False  # the file ends in the middle of it
 
 
@@ -75,7 +103,7 @@ class DamagedError(StorageError):
     segment = offset = version = 0
 
     @staticmethod
-    def at(path: Path, segment: int, offset: int, version: int, what: str) -> "DamagedError":
+    def at(path: FilePath, segment: int, offset: int, version: int, what: str) -> "DamagedError":
         """The error for a place in a segment."""
         before = "Versions before it can still be read. " if version > 1 else ""
         error = DamagedError(
@@ -105,11 +133,14 @@ def header_of(identity: str, first: int) -> bytes:
 class SegmentFile:
     """A segment, open for reading."""
 
-    def __init__(self, path: Path, identity: str, first: int) -> None:
+    def __init__(self, path: FilePath, identity: str, first: int) -> None:
         self.path = path
         self.first = first
         self._identity = identity
-        self._file = _native.File.open_to_read(str(path))
+        self._file = _native.File.open_to_read(path)
+        if (what := holes_in(path)) is not None:
+            self._file.close()
+            raise self.damaged(0, first, what)
 
     def close(self) -> None:
         """Let it go."""
@@ -119,9 +150,18 @@ class SegmentFile:
         """Bytes now."""
         return self._file.size()
 
+    def data_from(self, offset: int) -> int:
+        """Where the next bytes are that are not a hole's, which has any number of zeros; the end where none are."""
+        return self._file.next_data(offset)
+
     def read(self, offset: int, count: int) -> bytearray:
         """Some bytes. REQUIRES: the file has them."""
-        out = bytearray(count)
+        try:
+            out = bytearray(count)
+        except MemoryError:
+            raise OutOfMemoryError(
+                f"[file {self.path}] the operating system refused memory for {count} bytes at {offset}. Free memory."
+            ) from None
         if count:
             self._file.read(offset, out)
         return out
@@ -157,21 +197,25 @@ class SegmentFile:
             place = self._frame(at, size, kept_to, seen)
             if isinstance(place, _Wrong):
                 scan.problem, scan.is_damaged = place.what, not place.is_cut
-                scan.stopped = at + FRAME_ALIGNMENT
+                scan.stopped = place.end
                 return
             if place is None:
                 scan.problem = "a commit that is not complete" if frames else None
                 scan.stopped = at
                 return
             at = place.end
-            if place.header.kind != Kind.COMMIT:
+            if place.header.kind not in (Kind.COMMIT, Kind.BASE):
                 frames.append(place)
                 continue
-            found = self._commit(place, frames)
+            is_base = place.header.kind is Kind.BASE
+            found = self._base(place) if is_base else self._commit(place, frames, scan)
             if isinstance(found, str):
                 scan.problem, scan.is_damaged = found, True
                 scan.stopped = at
                 return
+            if is_base:
+                scan.last = found
+                continue
             whole = WholeCommit(found, self.first, tuple(frames), scan.end, at)
             frames = []
             scan.end, scan.last = at, found
@@ -179,12 +223,12 @@ class SegmentFile:
 
     def check_paddings(self, whole: WholeCommit) -> None:
         """Raise StorageError where not zeros stand behind the payloads of a commit's frames."""
-        last = whole.frames[-1].end if whole.frames else whole.begin
-        where = f"file {self.path}, offset {last}"
-        commit = Place(FrameHeader.unpack(self.read(last, HEADER_BYTES), where), last + HEADER_BYTES)
-        for place in (*whole.frames, commit):
-            begin = place.offset + place.header.payload_bytes
-            if any(self.read(begin, place.end - begin)):
+        at = whole.begin
+        while at < whole.end:
+            where = f"file {self.path}, offset {at}"
+            place = Place(FrameHeader.unpack(self.read(at, HEADER_BYTES), where), at + HEADER_BYTES)
+            at, begin = place.end, place.offset + place.header.payload_bytes
+            if any(self.read(begin, at - begin)):
                 raise self.damaged(begin, whole.commit.version, "wanted zeros between frames; got others")
 
     def is_promised(self, version: int, scan: Scan) -> bool:
@@ -192,27 +236,25 @@ class SegmentFile:
         return scan.is_damaged and self._kept_behind(scan.end) >= version
 
     def _kept_behind(self, at: int) -> int:
-        size, kept = self.size(), 0
-        for offset in self.frames_from(at):
-            place = self._frame(offset, size)
-            if isinstance(place, Place) and place.header.kind is Kind.COMMIT:
+        """The newest version that a commit from an offset on says was on the disk before it."""
+        size, kept, frames = self.size(), 0, _Frames(self)
+        while (begin := frames.next_from(at)) is not None:
+            at = begin + FRAME_ALIGNMENT
+            try:
+                header = FrameHeader.unpack(frames.header(begin), f"file {self.path}, offset {begin}")
+            except StorageError:
+                continue
+            # A header that is right says where the next one is: nothing in its payload is one.
+            place = Place(header, begin + HEADER_BYTES)
+            at = place.end
+            if header.kind is Kind.COMMIT and place.end <= size:
                 kept = max(kept, self._kept_of(place))
         return kept
 
-    def frames_from(self, at: int) -> Iterator[int]:
-        """Where frames seem to begin, from an offset on, which is a multiple of a frame's alignment."""
-        size = self.size()
-        for begin in range(at, size, _SEARCHED):
-            data = self.read(begin, min(_SEARCHED + HEADER_BYTES, size - begin))
-            found = data.find(MAGIC)
-            while 0 <= found < _SEARCHED:
-                if found % FRAME_ALIGNMENT == 0:
-                    yield begin + found
-                found = data.find(MAGIC, found + 1)
-
     def next_whole(self, at: int, fits: Callable[[int], bool], kept_to: int) -> int | None:
         """Where the next whole commit begins, from an offset on, whose version fits; None where there is none."""
-        while (begin := next(self.frames_from(at), None)) is not None:
+        frames = _Frames(self)
+        while (begin := frames.next_from(at)) is not None:
             scan = Scan(begin)
             whole = next(self.commits(begin, scan, kept_to), None)
             if whole is not None and fits(whole.commit.version):
@@ -223,10 +265,33 @@ class SegmentFile:
     def _kept_of(self, place: Place) -> int:
         where = f"file {self.path}, offset {place.offset}"
         try:
-            value = decode_commit(place.header, self.payload(place), where)
-            return Commit.from_json(where, value.get("commit")).kept
+            value = decode_commit(place.header, self._said(place), where)
+            return Fields(where, value.get("commit")).integer("kept")
         except StorageError:
             return 0
+
+    def _said(self, place: Place) -> bytearray:
+        """The payload of a commit or a base: text, and perhaps a zero and some binary. Raises StorageError where it is
+        not, before all of it is read."""
+        size = place.header.payload_bytes
+        if size > _COMMIT_LIMIT:
+            raise StorageError(f"[file {self.path}] wanted a commit of {_COMMIT_LIMIT} bytes at most; got {size}.")
+        said = bytearray()
+        for piece in self._pieces(place):
+            text = piece.find(0)
+            if text >= 0 and size - len(said) - text > _BINARY_LIMIT:
+                raise StorageError(
+                    f"[file {self.path}] wanted a commit, which is text, with {_BINARY_LIMIT} other bytes at most; got "
+                    f"{size - len(said) - text} after a zero."
+                )
+            said += piece
+        return said
+
+    def _pieces(self, place: Place) -> Iterator[bytearray]:
+        """A payload, piece by piece."""
+        end = place.offset + place.header.payload_bytes
+        for begin in range(place.offset, end, _PIECE_BYTES):
+            yield self.read(begin, min(_PIECE_BYTES, end - begin))
 
     def _frame(self, at: int, size: int, kept_to: int = 0, seen: int = 0) -> Place | _Wrong | None:
         """The frame at an offset, or what is wrong with it; None at the end. Its payload is checked behind `kept_to`,
@@ -234,30 +299,48 @@ class SegmentFile:
         if at >= size:
             return None
         if at + HEADER_BYTES > size:
-            return _Wrong(f"{size - at} bytes at {at} that are less than a frame's header", is_cut=True)
+            return _Wrong(f"{size - at} bytes at {at} that are less than a frame's header", size, is_cut=True)
         try:
             header = FrameHeader.unpack(bytes(self.read(at, HEADER_BYTES)), f"file {self.path}, offset {at}")
         except StorageError as error:
-            return _Wrong(f"the frame at {at}: {without_place(str(error))}")
+            return _Wrong(f"the frame at {at}: {without_place(str(error))}", at + FRAME_ALIGNMENT)
         place = Place(header, at + HEADER_BYTES)
         if place.end > size:
-            return _Wrong(f"a frame at {at} of which only {size - at} bytes are there", is_cut=True)
+            what = f"a frame at {at} of which only {size - at} bytes are there"
+            return _Wrong(what, at + FRAME_ALIGNMENT, is_cut=True)
         if at >= kept_to and header.version > seen:
-            try:
-                check_payload(header, self.payload(place), f"file {self.path}, offset {at}")
-            except StorageError as error:
-                return _Wrong(f"the frame at {at}: {without_place(str(error))}")
+            crc = 0
+            for piece in self._pieces(place):
+                crc = _native.crc32c(piece, crc)
+            if crc != header.payload_crc:
+                what = f"wanted a payload with CRC {header.payload_crc:#010x}; got {crc:#010x}. It is damaged"
+                return _Wrong(f"the frame at {at}: {what}", place.end)
         return place
 
-    def _commit(self, place: Place, frames: Sequence[Place]) -> Commit | str:
+    def _base(self, place: Place) -> Commit | str:
+        """The commit of a base, where one may be; else what is wrong."""
+        where = f"file {self.path}, offset {place.offset}"
+        if place.offset != _HEADER.size + HEADER_BYTES:
+            return f"a base at {place.offset}, which is not the segment's beginning"
+        try:
+            payload = self._said(place)
+            value = Fields(where, decode_commit(place.header, payload, where, Kind.BASE))
+            known_as = value.digits("id", ID_DIGITS)
+            found = Commit.from_json(where, value.value.get("commit"), known_as, binary_of(payload))
+            return f"a base at {place.offset} that does not say all" if found.is_partial else found
+        except StorageError as error:
+            return f"the base at {place.offset}: {without_place(str(error))}"
+
+    def _commit(self, place: Place, frames: Sequence[Place], scan: Scan) -> Commit | str:
         """The commit of a commit frame, if the frames before it are its own; else what is wrong."""
         where = f"file {self.path}, offset {place.offset}"
-        if place.header.payload_bytes > _COMMIT_LIMIT:
-            return f"a commit frame at {place.offset} of {place.header.payload_bytes} bytes"
         try:
-            payload = self.payload(place)
+            payload = self._said(place)
             value = decode_commit(place.header, payload, where)
-            commit = Commit.from_json(where, value.get("commit"), id_of(payload))
+            known_as, said = id_of(payload), Fields(where, value.get("commit")).value
+            commit = Commit.from_json(
+                where, said, known_as, binary_of(payload), scan.before(place.header.version, known_as, said)
+            )
         except StorageError as error:
             return f"the commit frame at {place.offset}: {without_place(str(error))}"
         if commit.version != place.header.version or any(one.header.version != commit.version for one in frames):
@@ -265,6 +348,39 @@ class SegmentFile:
         if value.get("frames") != digest_of([one.header.pack() for one in frames]):
             return f"a commit at {place.offset} whose frames are not those that it had"
         return commit
+
+
+class _Frames:
+    """Looks for frames in a segment, from offsets that ascend. Each byte is read once."""
+
+    def __init__(self, segment: SegmentFile) -> None:
+        self._segment = segment
+        self._size = segment.size()
+        self._begin = 0
+        self._data = bytearray()
+        self._found: list[int] = []  # in these bytes, those not asked for yet, the last one first
+
+    def next_from(self, at: int) -> int | None:
+        """Where the next frame seems to begin, from an offset on, which is a multiple of a frame's alignment."""
+        while True:
+            while self._found:
+                if self._found[-1] >= at:
+                    return self._found[-1]
+                self._found.pop()
+            begin = max(at, self._begin + len(self._data) // FRAME_ALIGNMENT * FRAME_ALIGNMENT)
+            begin = max(begin, self._segment.data_from(begin) // FRAME_ALIGNMENT * FRAME_ALIGNMENT)
+            if begin + HEADER_BYTES > self._size:
+                return None
+            self._begin = begin
+            self._data = self._segment.read(begin, min(_PIECE_BYTES, self._size - begin))
+            whole = len(self._data) // FRAME_ALIGNMENT * FRAME_ALIGNMENT
+            words = torch.frombuffer(self._data, dtype=torch.int32, count=whole // 4)[::_WORDS]
+            self._found = [begin + FRAME_ALIGNMENT * one for one in (words == _MAGIC_WORD).nonzero()[:, 0].tolist()]
+            self._found.reverse()
+
+    def header(self, begin: int) -> bytes:
+        """The header of the frame that was found last."""
+        return bytes(self._data[begin - self._begin : begin - self._begin + HEADER_BYTES])
 
 
 def digest_of(headers: Sequence[bytes]) -> dict[str, int]:
@@ -277,22 +393,30 @@ class SegmentWriter:
     """The end of a segment that is being written. require_own: called before each write, with this; it raises where
     the file is not the writer's any more."""
 
-    def __init__(self, path: Path, end: int, require_own: "Callable[[SegmentWriter], None]") -> None:
+    def __init__(self, path: FilePath, end: int, require_own: "Callable[[SegmentWriter], None]") -> None:
         self.path = path
         self._require_own = require_own
         self.end = end  # behind the last whole commit
         self._at = end
-        self._file = _native.File.open_to_write(str(path))
+        self._file = _native.File.open_to_write(path)
         self.headers: list[bytes] = []  # of the commit that is being written
+        self.holds_commit = False  # a commit frame that is not known to be kept
+        self.is_clean = True  # whether nothing stands after the last whole commit
 
     def append(self, frame: Sequence[memoryview]) -> None:
         """Write a frame, in pieces of which the first is its header, behind those before it."""
         self._require_own(self)
+        self.is_clean = False
         for piece in frame:
             if len(piece):
                 self._file.write(self._at, piece)
                 self._at += len(piece)
         self.headers.append(bytes(frame[0]))
+
+    def append_commit(self, frame: Sequence[memoryview]) -> None:
+        """Write the frame that ends a commit."""
+        self.append(frame)
+        self.holds_commit = True
 
     @property
     def is_in_place(self) -> bool:
@@ -300,22 +424,24 @@ class SegmentWriter:
         return self._file.is_in_place
 
     @property
-    def pending(self) -> int:
-        """Bytes of the commit that is being written."""
-        return self._at - self.end
+    def is_empty(self) -> bool:
+        """Whether it has no whole commit yet."""
+        return self.end == _HEADER.size
 
     def commit(self) -> None:
         """What was appended is a whole commit."""
         self.end = self._at
         self.headers = []
+        self.holds_commit, self.is_clean = False, True
 
     def abandon(self) -> None:
         """Take what was appended since the last whole commit away again."""
         self.headers = []
         self._require_own(self)
-        if self._at > self.end or (size_of(self.path) or 0) > self.end:
+        self._at = self.end
+        if not self.is_clean:
             self._file.truncate(self.end)
-            self._at = self.end
+        self.holds_commit, self.is_clean = False, True
 
     def sync(self) -> None:
         """What was written is on the disk."""

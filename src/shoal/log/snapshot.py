@@ -9,7 +9,6 @@ Who wants some buckets reads only their blocks.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +18,28 @@ from shoal import _native
 from shoal.errors import StorageError
 from shoal.log.commit import ID_DIGITS, Commit, id_of
 from shoal.log.fields import Fields, whole
-from shoal.log.files import Files, read_sealed_json, remove_folder, sealed_json, size_of, write_file
+from shoal.log.files import (
+    MOST_BYTES,
+    FilePath,
+    Files,
+    names_in,
+    read_sealed_json,
+    remove_folder,
+    require_held,
+    sealed_json,
+    size_of,
+    write_file,
+)
+from shoal.log.keys import InOrder
 from shoal.log.manifest import SnapshotEntry
 from shoal.records import Layout, Rows
+from shoal.records.frames import most_bytes
 from shoal.records.stream import StreamDecoder, StreamEncoder
 
 BLOCK_BYTES = 16 << 20
 _LIST = "SNAPSHOT.json"
+# A block of one row takes some 1000 bytes, and its line in the list up to 150.
+_BLOCK_TO_LIST = 6
 
 
 def rows_in_block(layout: Layout) -> int:
@@ -88,12 +102,12 @@ class TableBlocks:
 class TableWriter:
     """Writes the rows of one table. REQUIRES: they come in the order of their keys' buckets, each key once."""
 
-    def __init__(self, folder: Path, number: int, layout: Layout) -> None:
+    def __init__(self, folder: FilePath, number: int, layout: Layout) -> None:
         self._number = number
         self._layout = layout
         self._encoder = StreamEncoder(layout)
         self._blocks: list[Block] = []
-        self._file = _native.FileWriter.create(str(folder / _name(number)))
+        self._file = _native.FileWriter.create(folder / _name(number))
         self._schema_crc = self._write(self._encoder.begin())
 
     def _write(self, pieces: list[memoryview]) -> int:
@@ -129,9 +143,10 @@ class SnapshotWriter:
     def __init__(self, files: Files, version: int, suffix: str = ".tmp") -> None:
         self._files = files
         self._version = version
-        self._folder = files.snapshots / f"{files.snapshot(version).name}{suffix}"
+        self._place = files.snapshot(version)
+        self._folder = files.snapshots / f"{self._place.name}{suffix}"
         remove_folder(self._folder)
-        _native.make_directories(str(self._folder))
+        _native.make_directories(self._folder)
         self._tables: dict[str, TableBlocks] = {}
         self._open: TableWriter | None = None
 
@@ -169,14 +184,14 @@ class SnapshotWriter:
             }
         )
         write_file(self._folder / _LIST, data)
-        place = self._files.snapshot(self._version)
-        remove_folder(place)  # of a writer that died before the manifest named it
-        _native.rename_file(str(self._folder), str(place))
-        _native.sync_directory(str(self._files.snapshots))
+        remove_folder(self._place)  # of a writer that died before the manifest named it
+        _native.rename_file(self._folder, self._place)
+        self._folder = self._place
+        _native.sync_directory(self._files.snapshots)
         return SnapshotEntry(self._version, _native.crc32c(data))
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove what was written. REQUIRES: no manifest names it."""
         if self._open is not None:
             self._open.abandon()
         remove_folder(self._folder)
@@ -192,9 +207,12 @@ class Snapshot:
     def __init__(self, files: Files, entry: SnapshotEntry, layouts: tuple[Layout, ...], hold: bool = False) -> None:
         self._folder = files.snapshot(entry.version)
         path = self._folder / _LIST
-        value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c))
+        value = Fields(f"file {path}", read_sealed_json(path, entry.crc32c, _most_bytes(path)))
+        value.others(("commit", "id", "tables"))
         known_as = value.digits("id", ID_DIGITS) if "id" in value.value else ""
         self.commit = Commit.from_json(f"file {path}, commit", value.object("commit").value, known_as)
+        if self.commit.is_partial:
+            raise StorageError(f"[file {path}] wanted a commit that says all; got one that does not. Restore the file.")
         if self.commit.version != entry.version:
             raise StorageError(f"[file {path}] wanted version {entry.version}; got {self.commit.version}.")
         self.tables: dict[str, TableBlocks] = {}
@@ -213,13 +231,18 @@ class Snapshot:
             _check_order(f"file {path}, table {name!r:.100}", blocks, layouts[blocks.number].buckets)
             self.tables[name], self._layouts[name] = blocks, layouts[blocks.number]
         # Kept open, as others may remove them; otherwise opened when they are read, which is faster.
-        self._held = {name: _native.File.open_to_read(str(self.path_of(name))) for name in self.tables if hold}
+        self._held = {name: _native.File.open_to_read(self.path_of(name)) for name in self.tables if hold}
+
+    @property
+    def folder(self) -> FilePath:
+        """Where its files are."""
+        return self._folder
 
     def size_of(self, name: str) -> int:
         """Bytes of a table's file, as it is."""
         return self._held[name].size() if name in self._held else size_of(self.path_of(name)) or 0
 
-    def path_of(self, name: str) -> Path:
+    def path_of(self, name: str) -> FilePath:
         """The file of a table."""
         return self._folder / _name(self.tables[name].number)
 
@@ -241,12 +264,15 @@ class Snapshot:
             for block in table.blocks
             if block.last_bucket >= first_bucket and (end_bucket is None or block.first_bucket < end_bucket)
         ]
+        require_held(path)
         decoder = StreamDecoder(layout)
-        reader = _native.FileReader.open(str(path)) if held is None else None
+        keys = InOrder(layout.buckets)
+        reader = _native.FileReader.open(path) if held is None else None
         try:
             for block in wanted:
-                where = f"file {path}, offset {block.offset}"
-                if block.offset + block.bytes > table.bytes or block.rows * layout.row_bytes > block.bytes:
+                where = f"file {path}, version {self.commit.version}, offset {block.offset}"
+                least, most = block.rows * layout.row_bytes, most_bytes(layout, block.rows)
+                if block.offset + block.bytes > table.bytes or not least <= block.bytes <= most:
                     raise SnapshotError(f"[{where}] a block of {block.bytes} bytes does not fit. Restore the snapshot.")
                 data = _native.buffer(block.bytes)
                 if reader is not None:
@@ -266,10 +292,32 @@ class Snapshot:
                     raise SnapshotError(str(error)) from error
                 if len(rows) != block.rows:
                     raise SnapshotError(f"[{where}] wanted {block.rows} rows; got {len(rows)}. Restore the snapshot.")
+                _check_keys(where, name, keys, rows.keys, block, block is wanted[-1])
                 yield rows
         finally:
             if reader is not None:
                 reader.close()
+
+
+def _most_bytes(path: FilePath) -> int:
+    """What the list of a snapshot's blocks may take: some for the commit, and of each block less than its rows do."""
+    if (size_of(path) or 0) <= MOST_BYTES:
+        return MOST_BYTES
+    found = [_native.look_at(path.with_name(name)) for name in names_in(path.parent) if name != path.name]
+    return MOST_BYTES + sum(one.disk_bytes for one in found if one is not None) // _BLOCK_TO_LIST
+
+
+def _check_keys(where: str, name: str, keys_so_far: InOrder, keys: Tensor, block: Block, is_last: bool) -> None:
+    """Rows stand in the order of their keys' buckets, which are those of the block, each key once."""
+    where = f"[{where}] table {name!r:.100}"
+    found = keys_so_far.add(keys, block.first_bucket, block.last_bucket, is_last)
+    if found.misplaced is not None:
+        raise SnapshotError(
+            f"{where}: wanted keys in the order of their buckets, {block.first_bucket} to {block.last_bucket}; got key "
+            f"{int(keys[found.misplaced])}, which is not. Restore the snapshot."
+        )
+    if found.repeated is not None:
+        raise SnapshotError(f"{where}: wanted each key once; got key {found.repeated} again. Restore the snapshot.")
 
 
 def _check_order(where: str, table: TableBlocks, buckets: int) -> None:

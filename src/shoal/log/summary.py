@@ -26,7 +26,6 @@ class TableSummary:
     bytes: int
     step: int
     scores: tuple[Bar, ...] | None
-    nonfinite_scores: int
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int
             is_read = False
         bars = tuple(histogram.bars()) if is_read else None
         size = said.rows * (layout.row_bytes + 16)
-        tables.append(TableSummary(layout, said.rows, size, said.step, bars, histogram.nonfinite))
+        tables.append(TableSummary(layout, said.rows, size, said.step, bars))
     shown = {one.commit.version: one.commit for one in snapshots} | {one.version: one for one in found}
     last = sorted(shown, reverse=True)[:commits]
     return Summary(

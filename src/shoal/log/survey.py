@@ -1,19 +1,18 @@
 """Reading a log's files to their end, also what stands after damage, where readers stop."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import StorageError
 from shoal.log.chain import Chain
-from shoal.log.files import Files, size_of
+from shoal.log.commit import Commit
+from shoal.log.files import FilePath, Files, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
-from shoal.log.reader import CommittedChanges
-from shoal.log.segment import DamagedError, Scan, SegmentFile, header_of
+from shoal.log.reader import PARTIAL, CommittedChanges
+from shoal.log.segment import DamagedError, Place, Scan, SegmentFile, header_of
 from shoal.log.snapshot import Snapshot
 from shoal.records.excerpt import sentence, without_place
-from shoal.records.frames import HEADER_BYTES, check_payload
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Unfinished:
         to be on the disk.
     """
 
-    path: Path
+    path: FilePath
     offset: int
     bytes: int
     version: int
@@ -41,7 +40,8 @@ def walk(
     """All whole commits of a log's segments, in order; where one should stand and does not, or does not follow the one
     before it, the error; and at the end what is not finished. checked: whether a commit whose rows are damaged is not
     whole."""
-    chain = Chain(manifest, (one.commit for one in snapshots))
+    known = {one.commit.version: one.commit for one in snapshots}
+    chain = Chain(manifest, known.values())
     newest = manifest.snapshots[-1].version if manifest.snapshots else 0
     for number, first in enumerate(manifest.segments):
         end = manifest.segments[number + 1] if number + 1 < len(manifest.segments) else None
@@ -49,9 +49,13 @@ def walk(
         if size_of(path) is None:
             yield DamagedError.at(path, first, 0, first, "the file is not there")
             continue
-        segment = SegmentFile(path, manifest.identity, first)
         try:
-            for one in _Walk(files, manifest, head, chain, segment, end, newest, checked).items():
+            segment = SegmentFile(path, manifest.identity, first)
+        except DamagedError as error:
+            yield error
+            continue
+        try:
+            for one in _Walk(files, manifest, head, chain, known, segment, end, newest, checked).items():
                 if isinstance(one, CommittedChanges):
                     newest = max(newest, one.version)
                 yield one
@@ -68,6 +72,7 @@ class _Walk:
         manifest: Manifest,
         head: Head,
         chain: Chain,
+        known: Mapping[int, Commit],
         segment: SegmentFile,
         end: int | None,
         newest: int,
@@ -76,6 +81,7 @@ class _Walk:
         self._files = files
         self._manifest = manifest
         self._chain = chain
+        self._known = known  # of snapshots
         self._segment = segment
         self._end = end  # the first version of the next one
         self._promised = 0 if manifest.is_skipped(head.version) else head.version
@@ -87,7 +93,8 @@ class _Walk:
     def items(self) -> Iterator[CommittedChanges | DamagedError | Unfinished]:
         segment = self._segment
         at = len(header_of(self._manifest.identity, segment.first))
-        is_said = False
+        is_said = is_damaged = False
+        last: Commit | None = None
         try:
             segment.check_header()
         except DamagedError as error:
@@ -96,7 +103,7 @@ class _Walk:
             if segment.size() < at or segment.is_another():
                 return
         while True:
-            scan = Scan(at)
+            scan = Scan(at, last, self._known)
             for whole in segment.commits(at, scan, self._kept_to):
                 version = whole.commit.version
                 if version != self._wanted and not is_said:
@@ -107,6 +114,8 @@ class _Walk:
                 is_said = False
                 if (broken := self._chain.add(whole.commit)) is not None:
                     yield segment.damaged(whole.begin, version, broken)
+                elif whole.commit.is_partial and not is_damaged:
+                    yield segment.damaged(whole.begin, version, PARTIAL)
                 yield CommittedChanges(self._files, self._manifest, whole)
                 self._wanted = version + 1
                 if self._manifest.is_skipped(self._wanted):  # a repair ended the segment here
@@ -120,11 +129,11 @@ class _Walk:
             # All before a whole commit was written by now: what is broken still is damaged.
             again = next(segment.commits(scan.end, Scan(scan.end), self._kept_to), None)
             if again is not None:
-                at = scan.end
+                at, last = scan.end, scan.last
                 continue
             if not is_said:
                 yield segment.damaged(scan.end, self._wanted, problem or "")
-            at, is_said = resume, True
+            at, last, is_said, is_damaged = resume, None, True, True
 
     def _fits(self, version: int) -> bool:
         """Whether a version may stand in what is left of the segment."""
@@ -231,22 +240,23 @@ def _as_damage(manifest: Manifest, one: Unfinished) -> DamagedError:
 
 
 def _lost(files: Files, manifest: Manifest, one: CommittedChanges) -> tuple[DamagedError | None, frozenset[str]]:
-    """The tables whose rows in a commit are damaged, and the first error."""
-    segment = SegmentFile(files.segment(one.whole.segment), manifest.identity, one.whole.segment)
-    names = [layout.name for layout in manifest.layouts]
+    """The tables whose rows in a commit are damaged, or are not what a version may have, and the first error."""
+    whole, names = one.whole, [layout.name for layout in manifest.layouts]
+    segment = SegmentFile(files.segment(whole.segment), manifest.identity, whole.segment)
+    by_table: dict[int, list[Place]] = {}
+    for place in whole.frames:
+        by_table.setdefault(place.header.table, []).append(place)
     lost: set[str] = set()
-    first = None
+    first: DamagedError | None = None
     try:
-        for place in one.whole.frames:
-            number = place.header.table
+        for number, frames in by_table.items():
             try:
-                check_payload(place.header, segment.payload(place), f"offset {place.offset}")
-                if number >= len(names):
-                    raise StorageError(f"[offset {place.offset}] wanted a table of the manifest; got number {number}.")
+                for _change in CommittedChanges(files, manifest, replace(whole, frames=frames), segment).changes():
+                    pass
             except StorageError as error:
                 if first is None:
-                    what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
-                    first = segment.damaged(one.whole.begin, one.version, what)
+                    placed = segment.damaged(whole.begin, one.version, without_place(str(error)))
+                    first = error if isinstance(error, DamagedError) else placed
                 lost |= set(names[number : number + 1]) or set(one.commit.tables)
     finally:
         segment.close()

@@ -1,6 +1,7 @@
 """Reading every byte of a log, and comparing it with its checksum, or with what must stand there if it has none."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -9,8 +10,9 @@ import pyarrow as pa
 from shoal import _native
 from shoal.errors import CheckpointError, ShoalError, StorageError
 from shoal.log.changing import while_it_changes
+from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
-from shoal.log.files import Files, read_file
+from shoal.log.files import MOST_MANIFEST_BYTES, Files, read_file
 from shoal.log.head import Head, head_problem, read_head
 from shoal.log.reader import CommittedChanges, LogReader
 from shoal.log.segment import DamagedError, SegmentFile
@@ -19,7 +21,9 @@ from shoal.log.survey import Unfinished, walk
 from shoal.records import Layout
 from shoal.records.arrow import arrow_schema
 from shoal.records.excerpt import sentence
-from shoal.records.ipc import require_schema
+from shoal.records.finite import count_not_finite
+from shoal.records.frames import most_bytes
+from shoal.records.ipc import ARROW_ERRORS, require_schema
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 # A head that is being written over may be read in halves; the next look sees another one.
@@ -29,13 +33,14 @@ _LOOKS, _BETWEEN_S = 20, 0.01
 @dataclass
 class Report:
     """What `verify` read, and the problems it found. unfinished: bytes after the last whole commit, which a writer is
-    at, or was when it died."""
+    at, or was when it died. not_finite: rows with NaN or infinity, which training may make of extreme values."""
 
     snapshots: int = 0
     commits: int = 0
     rows: int = 0
     dense: int = 0
     unfinished: int = 0
+    not_finite: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -83,8 +88,10 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
             for name, table in snapshot.tables.items():
                 for rows in snapshot.rows(name):
                     report.rows += len(rows)
+                    report.not_finite += count_not_finite(rows)
                     progress(len(rows))
                 _check_around_blocks(snapshot, name, reader.manifest.layouts[table.number])
+            _check_rows(f"file {snapshot.folder}", snapshot)
             report.snapshots += 1
             snapshots.append(snapshot)
             newest = snapshot.commit.version
@@ -107,9 +114,15 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
         if one.commit.dense is not None and one.version >= reader.manifest.oldest:
             dense[one.commit.dense.version] = one.commit.dense
         try:
+            puts: Counter[str] = Counter()
+            deletes: Counter[str] = Counter()
             for change in one.changes():
+                counter = deletes if change.puts is None else puts
+                counter[change.table] += len(change.keys)
                 report.rows += len(change.keys)
+                report.not_finite += 0 if change.puts is None else count_not_finite(change.puts)
                 progress(len(change.keys))
+            _check_counts(f"log {files.root}, version {one.version}", one.commit, puts, deletes)
             _check_paddings(files, reader.manifest.identity, one)
             report.commits += 1
         except ShoalError as error:
@@ -124,6 +137,26 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
     if newest and (problem := _head_problem(files)) is not None:
         report.problems.append(problem)
     return report
+
+
+def _check_counts(where: str, commit: Commit, puts: Counter[str], deletes: Counter[str]) -> None:
+    """A commit says how many rows and deletes it has of each table."""
+    for name in {*commit.tables, *puts, *deletes}:
+        found, said = (puts[name], deletes[name]), commit.tables.get(name)
+        told = (0, 0) if said is None else (said.puts, said.deletes)
+        if told != found or (said is None and any(found)):
+            raise _damaged(where, f"table {name!r:.100}: wanted {told[0]} rows and {told[1]} deletes; got {found}")
+        if said is not None and said.replaces and said.rows != found[0]:
+            raise _damaged(where, f"table {name!r:.100}: wanted all of its {said.rows} rows; got {found[0]}")
+
+
+def _check_rows(where: str, snapshot: Snapshot) -> None:
+    """A snapshot has as many rows of each table as its commit says."""
+    for name in {*snapshot.tables, *snapshot.commit.tables}:
+        found = snapshot.tables[name].rows if name in snapshot.tables else 0
+        said = snapshot.commit.tables[name].rows if name in snapshot.commit.tables else 0
+        if found != said:
+            raise _damaged(where, f"table {name!r:.100}: wanted {said} rows; got {found}")
 
 
 def _walked(
@@ -145,7 +178,7 @@ def _head_problem(files: Files) -> str | None:
 
 def _check_seal(files: Files) -> None:
     """The manifest ends behind its checksum; who reads it overlooks newlines."""
-    data = bytes(read_file(files.manifest))
+    data = bytes(read_file(files.manifest, MOST_MANIFEST_BYTES))
     if data != data.rstrip(b"\n") + b"\n":
         raise StorageError(
             f"[file {files.manifest}] wanted one newline behind the checksum; got {data[-20:]!r}. Restore it from "
@@ -170,8 +203,11 @@ def _check_around_blocks(snapshot: Snapshot, name: str, layout: Layout) -> None:
         if block.offset != end:
             raise _damaged(f"file {path}, offset {end}", f"wanted a block; got one at {block.offset}")
         end += block.bytes
-    schema, rest = bytearray(max(begin, 0)), bytearray(max(table.bytes - end, 0))
-    with _native.File.open_to_read(str(path)) as file:
+    if begin > most_bytes(layout, 0) or table.bytes - end != len(_END_OF_STREAM):
+        what = f"wanted a schema, blocks and the end of an Arrow stream; got {begin} and {table.bytes - end} bytes"
+        raise _damaged(f"file {path}, offset {end}", what)
+    schema, rest = bytearray(max(begin, 0)), bytearray(len(_END_OF_STREAM))
+    with _native.File.open_to_read(path) as file:
         for offset, data in ((0, schema), (end, rest)):
             if data:
                 file.read(offset, data)
@@ -180,7 +216,7 @@ def _check_around_blocks(snapshot: Snapshot, name: str, layout: Layout) -> None:
     _check_schema(f"file {path}", bytes(schema), arrow_schema(layout))
     if rest != _END_OF_STREAM:
         where = f"file {path}, offset {end}"
-        raise _damaged(where, f"wanted the end of an Arrow stream; got {len(rest)} bytes, {bytes(rest[:16])!r}")
+        raise _damaged(where, f"wanted the end of an Arrow stream; got {bytes(rest)!r}")
 
 
 def _check_schema(where: str, data: bytes, wanted: pa.Schema) -> None:
@@ -188,7 +224,7 @@ def _check_schema(where: str, data: bytes, wanted: pa.Schema) -> None:
     source = pa.BufferReader(data)
     try:
         found = pa.ipc.read_schema(pa.ipc.read_message(source))
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except ARROW_ERRORS as error:
         raise _damaged(where, f"wanted the schema of an Arrow stream before its rows; {error}") from None
     require_schema(found, wanted, where)
     if source.tell() != len(data):

@@ -114,9 +114,9 @@ class Collection(nn.Module):
         elif not _becomes_free(name):
             raise ConfigError(
                 f"[{where}] name must be free; a live collection is called {name!r} already. In a notebook, delete it "
-                f"before the cell runs again (del bags), and all that holds its tables: the model, outputs and losses "
-                f"without a backward, table() handles, what the notebook keeps of results (%reset -f out) and of the "
-                f"last error. Or leave name= out."
+                f"before the cell runs again, and all that holds its tables: the model, outputs and losses without a "
+                f"backward, table() handles. %xdel bags deletes results that the notebook keeps, too, and %xdel _ one "
+                f"without a name; it keeps the last error until the next one. Or leave name= out."
             )
         self.name = name
         self._make_group(seed % 2**64)

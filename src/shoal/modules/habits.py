@@ -201,14 +201,17 @@ class Habits:
         )
 
 
-# A compiled program is told while it is made.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def weights_are_ignored(name: str) -> bool:
     """Tell the habits of the collection of that name of a batch whose weights are ignored."""
     habits = registry.group_named(name).habits
     if habits is not None:
         habits.on_weights()
     return True
+
+
+# A compiled program is told while it is made. torch.compiler.assume_constant_result does no more than this, but imports
+# the compiler: a second for each program that imports shoal.
+weights_are_ignored._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # Of collections that looked up in eval() with gradients on.

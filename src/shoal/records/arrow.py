@@ -18,7 +18,8 @@ from torch.utils.dlpack import from_dlpack
 
 from shoal.errors import InputError, StorageError
 from shoal.records.excerpt import sentence
-from shoal.records.ipc import require_schema
+from shoal.records.finite import first_not_finite
+from shoal.records.ipc import ARROW_ERRORS, require_schema
 from shoal.records.layout import Layout
 from shoal.records.rows import Rows
 
@@ -65,13 +66,9 @@ def to_arrow(rows: Rows, layout: Layout) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(layout, rows.scores is not None))
 
 
-def from_arrow(
-    batch: pa.RecordBatch, layout: Layout, where: str, *, with_state: bool = True, finite: bool = True
-) -> Rows:
-    """The rows of a batch whose schema is `arrow_schema(layout, with_state)`, over the batch's memory.
-
-    finite: NaN and infinity are refused.
-    """
+def from_arrow(batch: pa.RecordBatch, layout: Layout, where: str, *, with_state: bool = True) -> Rows:
+    """The rows of a batch whose schema is `arrow_schema(layout, with_state)`, over the batch's memory. As in a table,
+    weights and state may have NaN or infinity, and scores do not."""
     _require(batch, arrow_schema(layout, with_state), where)
     count = batch.num_rows
     weights = _list_tensor(batch, "row", count, layout.dim, where)
@@ -82,12 +79,10 @@ def from_arrow(
     if with_state:
         state = {name: _list_tensor(batch, f"state.{name}", count, width, where) for name, width, _ in layout.columns}
         scores = _tensor(batch.column("score"), "score", where)
-    if finite:
-        _require_finite(weights, "row", where)
-        for name, values in state.items():
-            _require_finite(values, f"state.{name}", where)
-        if scores is not None:
-            _require_finite(scores, "score", where)
+    if scores is not None and (bad := first_not_finite(scores)) is not None:
+        raise StorageError(
+            f"[{where}] column 'score': wanted finite values; got {float(scores[bad])} in row {bad}. Is it damaged?"
+        )
     return Rows(_tensor(batch.column("key"), "key", where), weights, state, scores)
 
 
@@ -145,7 +140,7 @@ def _require(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> None:
     require_schema(batch.schema, schema, where)
     try:
         batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
+    except ARROW_ERRORS as error:
         raise StorageError(
             f"[{where}] wanted a valid Arrow batch; got one with: {sentence(str(error))} Is it damaged?"
         ) from None
@@ -178,13 +173,3 @@ def _tensor(values: pa.Array, name: str, where: str) -> Tensor:
 def _require_no_nulls(values: pa.Array, name: str, where: str) -> None:
     if values.null_count:
         raise StorageError(f"[{where}] column {name!r}: wanted no nulls; got {values.null_count}. Is it damaged?")
-
-
-def _require_finite(values: Tensor, name: str, where: str) -> None:
-    if values.numel() == 0:
-        return
-    # Both are NaN if a value is. One pass, and no mask as large as a quarter of the values.
-    low, high = torch.aminmax(values)
-    if not (torch.isfinite(low) and torch.isfinite(high)):
-        bad = int((~torch.isfinite(values)).reshape(len(values), -1).any(1).nonzero()[0])
-        raise StorageError(f"[{where}] column {name!r}: wanted finite values; got NaN or infinity in row {bad}.")

@@ -8,6 +8,8 @@ from shoal.errors import StorageError
 from shoal.records.excerpt import sentence
 
 Buffer = bytes | bytearray | memoryview
+# What Arrow raises for bytes that are wrong: errors of its own, and those of Python for numbers and names in them.
+ARROW_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, IndexError, struct.error)
 
 
 def encode(batch: pa.RecordBatch) -> list[memoryview]:
@@ -32,7 +34,7 @@ def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
         require_schema(found, schema, where)
         batch = _batch(_next(messages, "record batch", where), found, where)
         after = next(iter(messages), None)
-    except (pa.ArrowException, OSError, EOFError, struct.error) as error:
+    except ARROW_ERRORS as error:
         if isinstance(error, StorageError):
             raise
         raise StorageError(
@@ -58,7 +60,7 @@ def decode_batch(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
     try:
         messages = pa.ipc.MessageReader.open_stream(source)
         batch = _batch(_next(messages, "record batch", where), schema, where)
-    except (pa.ArrowException, OSError, EOFError, struct.error) as error:
+    except ARROW_ERRORS as error:
         if isinstance(error, StorageError):
             raise
         raise StorageError(

@@ -53,5 +53,5 @@ class StreamDecoder:
         self._schema = arrow_schema(layout)
 
     def batch(self, data: Buffer, where: str) -> Rows:
-        """The rows of a batch, over the memory of `data`; all of it is checked, except that values are finite."""
-        return from_arrow(decode_batch(data, self._schema, where), self._layout, where, finite=False)
+        """The rows of a batch, over the memory of `data`; all of it is checked."""
+        return from_arrow(decode_batch(data, self._schema, where), self._layout, where)

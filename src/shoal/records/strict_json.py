@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 from shoal.errors import InputError, StorageError
 
 Buffer = bytes | bytearray | memoryview
+# Who shows or writes a value again stands deeper in calls than who read it.
+_MOST_DEPTH = 256
 
 
 def encode(value: object, where: str) -> bytes:
@@ -22,7 +24,8 @@ def encode(value: object, where: str) -> bytes:
 
 
 def parse(data: Buffer, where: str) -> Any:
-    """What the JSON in `data` says; it is a StorageError if that is not the only thing it can mean."""
+    """What the JSON in `data` says; it is a StorageError if that is not the only thing it can mean, or if its objects
+    and lists are nested more than 256 deep."""
     raw = bytes(data)
     try:
         value = json.loads(
@@ -31,6 +34,7 @@ def parse(data: Buffer, where: str) -> Any:
         # Only an escape can bring half of a surrogate pair, which has no UTF-8.
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()
+        _require_shallow(value, raw)
     except RecursionError:
         raise StorageError(f"[{where}] wanted JSON; got some that is nested too deeply. Is it damaged?") from None
     except ValueError as error:  # of json, of int's limit on digits, of UTF-8, of the functions below
@@ -50,6 +54,23 @@ def _require_names(value: object, where: str) -> None:
             waiting.extend(item.values())
         elif isinstance(item, list | tuple):
             waiting.extend(item)
+
+
+def _require_shallow(value: object, raw: bytes) -> None:
+    if raw.count(b"[") + raw.count(b"{") <= _MOST_DEPTH:
+        return
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _MOST_DEPTH + 1:
+            raise RecursionError
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(one for one in item.values() if isinstance(one, (dict, list)))
+            elif isinstance(item, list):
+                inner.extend(one for one in item if isinstance(one, (dict, list)))
+        level = inner
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

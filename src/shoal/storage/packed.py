@@ -48,6 +48,12 @@ class PackedRows:
         """Scores, float64 [n]."""
         return self._cut(packed, self.bytes - _SCORE_BYTES, _SCORE_BYTES).view(torch.float64)[:, 0]
 
+    def set_scores(self, packed: Tensor, score: float) -> None:
+        """Give all of them one score."""
+        packed[:, self.bytes - _SCORE_BYTES :] = torch.tensor([score], dtype=torch.float64, device="cpu").view(
+            torch.uint8
+        )
+
     @staticmethod
     def _cut(packed: Tensor, first: int, size: int) -> Tensor:
         """Some bytes of every row, in memory of their own: aligned for any type."""

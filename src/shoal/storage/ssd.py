@@ -1,5 +1,6 @@
 """Rows by key on a disk, in files that are appended to."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,14 +24,21 @@ class SsdStorage(Storage):
     """
 
     def __init__(
-        self, directory: str, row_bytes: int, size: int, io: str = "auto", direct: bool = True, depth: int = _DEPTH
+        self,
+        directory: str | os.PathLike[str],
+        row_bytes: int,
+        size: int,
+        io: str = "auto",
+        direct: bool = True,
+        depth: int = _DEPTH,
     ) -> None:
         if row_bytes < 1 or depth < 1:
             raise InputError(f"[ssd {directory}] row_bytes and depth must be 1 or more; got {row_bytes} and {depth}.")
         if io not in _IO:
             raise InputError(f"[ssd {directory}] io is one of {', '.join(_IO)}; got {io!r}.")
         self.row_bytes = row_bytes
-        self._directory = str(Path(directory).absolute())  # the process may change its folder
+        named = directory if isinstance(directory, _native.FilePath) else _native.FilePath(Path(directory))
+        self._directory = named.absolute()  # the process may change its folder
         self._native: _native.SsdStore | None = _native.SsdStore.open(
             self._directory, row_bytes, size, direct, io, depth
         )

@@ -5,8 +5,9 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import reduce
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,19 @@ def may_read_ahead(asked: "Sequence[tuple[Below, Staged, int | None]]", is_first
     )
 
 
+class _Named:
+    """A call of a storage, in the body of `with`. No generator: what it holds would live as long as a traceback."""
+
+    def __init__(self, below: "Below", call: str) -> None:
+        self._below, self._call = below, call
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            self._below._failed(self._call, error)
+
+
 # All that are in use: a storage is one table's.
 _living: "weakref.WeakSet[Below]" = weakref.WeakSet()
 _registering = threading.Lock()
@@ -163,7 +177,8 @@ class Below:
         if isinstance(tier, Ssd):
             # Names may hold anything; a folder's must not.
             parts = [urllib.parse.quote(part, safe="").replace(".", "%2E") for part in (folder, config.name)]
-            ssd = SsdStorage(str(Path(tier.path, *parts)), self.row_bytes, tier.bytes)
+            directory = reduce(truediv, filter(None, parts), _native.FilePath(Path(tier.path)))
+            ssd = SsdStorage(directory, self.row_bytes, tier.bytes)
             self.capacity = ssd.capacity
             self.storage: Storage = ssd
         else:
@@ -361,23 +376,19 @@ class Below:
             ahead_bytes=self.ahead_bytes,
         )
 
-    @contextmanager
-    def _named(self, call: str) -> Iterator[None]:
+    def _named(self, call: str) -> "_Named":
         """Count calls that raise, and say whose storage it was."""
-        try:
-            yield
-        except Exception as error:
-            with self._counting:
-                self._failures += 1
-            if isinstance(error, StorageError):
-                error.table = self._name
-                if isinstance(error.keys, Tensor):
-                    error.keys = error.keys.to(self._device)
-            if not isinstance(error, ShoalError):  # ours say so themselves
-                error.add_note(
-                    f"[table {self._name!r}] raised by its lowest tier: {type(self.storage).__name__}.{call}."
-                )
-            raise
+        return _Named(self, call)
+
+    def _failed(self, call: str, error: Exception) -> None:
+        with self._counting:
+            self._failures += 1
+        if isinstance(error, StorageError):
+            error.table = self._name
+            if isinstance(error.keys, Tensor):
+                error.keys = error.keys.to(self._device)
+        if not isinstance(error, ShoalError):  # ours say so themselves
+            error.add_note(f"[table {self._name!r}] raised by its lowest tier: {type(self.storage).__name__}.{call}.")
 
     def _checked(self, answer: Any, n: int) -> tuple[Tensor, Tensor]:
         """What a storage returned, if it is rows and a mask."""

@@ -38,13 +38,13 @@ class Decided:
         if self._work is not None:  # as a part of another
             change(*arguments)
             return
-        failures = self._failures()
+        failures = self.failures()
         try:
             self._work = partial(change, *arguments)
             change(*arguments)
         except BaseException as error:
             # Until then the caller may change its tensors.
-            self._work = None if self._is_own(error, failures) else partial(change, *map(_copied, arguments))
+            self._work = None if self.is_own(error, failures) else partial(change, *map(_copied, arguments))
             raise
         self._work = None
 
@@ -52,23 +52,25 @@ class Decided:
         """Do what an interrupt left. Call while the tables are held alone."""
         if self._work is None:
             return
-        failures = self._failures()
+        failures = self.failures()
         try:
             self._work()
         except BaseException as error:
-            if self._is_own(error, failures):
+            if self.is_own(error, failures):
                 self._work = None
                 error.add_note("It ended what a call that was interrupted had left to do.")
             raise
         self._work = None
 
-    def _failures(self) -> int:
+    def failures(self) -> int:
+        """Calls of storages that raised so far."""
         return sum(table.lowest.failures for table in self._tables if table.lowest is not None)
 
-    def _is_own(self, error: BaseException, failures: int) -> bool:
-        """Whether the change failed. What handlers of signals raise, which may be anything, is an interrupt too."""
+    def is_own(self, error: BaseException, failures: int) -> bool:
+        """Whether a change failed, that began after so many failures. What handlers of signals raise, which may be
+        anything, is an interrupt too."""
         return isinstance(error, Exception) and (
-            isinstance(error, ShoalError) or is_refused_memory(error) or self._failures() > failures
+            isinstance(error, ShoalError) or is_refused_memory(error) or self.failures() > failures
         )
 
 

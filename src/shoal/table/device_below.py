@@ -206,7 +206,7 @@ class DeviceBelow:
         if more > self._most:
             raise CapacityError(
                 f"{where} takes {self._most} rows; this batch brings {more} that are not there. Raise it to "
-                f"{self._tier_for(more)} or more in Table(tiers=), or use smaller batches."
+                f"{self._tier_for(self._in_memory() + more)} or more in Table(tiers=), or use smaller batches."
             )
         raise CapacityError(
             f"{where} holds {self._in_memory()} rows, of which this batch and others at work need so many that there "

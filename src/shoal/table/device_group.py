@@ -158,7 +158,7 @@ class DeviceGroup(Group):
             raise NonFiniteError(
                 f"[{self.name}] gradients of an earlier backward must be finite, and their sum not too large (its norm "
                 f"above 1e15); some were not: {', '.join(overflowed)} rows were left as they were. Find their source, "
-                f"or set Clip(nonfinite='skip')."
+                f"or set Clip(nonfinite='skip'); where a GradScaler scales the loss, set bags.scaler = scaler."
             )
 
     # ---- forward

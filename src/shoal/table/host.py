@@ -29,9 +29,9 @@ class HostTable(HostMemory):
     def __init__(self, config: Table, seed: int, folder: str = "") -> None:
         # What every batch counts is counted in the core, where it is cheap, and changes with the rows.
         self.tally = _native.Tally()
-        self.fetched = 0  # positions of batches whose keys were below memory
         self._promotions = 0
         self._was_miscounted = False  # before keys came that are being counted
+        self._was_miscounted_before = False  # the same of those that get rows below
         name = _native.name_hash(config.name)
         stream = _native.birth_stream(seed, name)
         self.rounding_stream = _native.rounding_stream(seed, name)
@@ -44,6 +44,11 @@ class HostTable(HostMemory):
         super()._hold(index, storage)
         self._update = _native.UpdateTable(storage.rows, self.rounding_stream, self._backwards)
         self._update_settings: list[Any] | None = None
+
+    @property
+    def fetched(self) -> int:
+        """Positions of batches whose keys were below memory."""
+        return self.tally.fetched
 
     @property
     def raises(self) -> bool:
@@ -123,6 +128,24 @@ class HostTable(HostMemory):
                 self.counters.add("births", births)
         self._is_miscounted = self._was_miscounted
 
+    def begin_births_below(self, keys: Tensor) -> None:
+        """These keys are about to get their first rows below memory. `end_births_below` or `call_births_below_off`
+        follows."""
+        self.changes.add(keys)  # ahead: whoever reads changes looks which of them have a row
+        self._was_miscounted_before, self._is_miscounted = self._is_miscounted, True
+
+    def end_births_below(self, births: int) -> None:
+        """Count them: they are there."""
+        self._rows += births
+        self.counters.add("births", births)
+        self._is_miscounted = self._was_miscounted_before
+
+    def call_births_below_off(self, keys: Tensor) -> None:
+        """None of them is there; where the storage fails, the rows that are are counted again."""
+        assert self.below is not None
+        self.below.erase(keys)
+        self._is_miscounted = self._was_miscounted_before
+
     def write_first(self, keys: Tensor, slots: Tensor) -> None:
         """Write the first rows of new keys at their slots."""
         birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), self.clock, keys, slots)
@@ -156,22 +179,48 @@ class HostTable(HostMemory):
         assert optimizer is not None
         settings = list(self.optimizer_hyper.values())
         if settings != self._update_settings or optimizer.counts_steps:
-            step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
-            self._update.set(
-                step.kind,
-                step.reduce,
-                float(step.lr),
-                step.settings,
-                float(step.weight_decay),
-                float(step.shrink),
-                optimizer.clip.value or 0.0,
-                optimizer.clip.norm or 0.0,
-                optimizer.max_norm or 0.0,
-            )
+            self._set(self._update)
             self._update_settings = settings
         self._update.track(self.listed)
         self._update.begin(score, self.clock, grad_scale)
         return self._update
+
+    def _set(self, update: _native.UpdateTable) -> None:
+        """Tell it the optimizer's settings as they are for the next backward."""
+        optimizer = self.config.optimizer
+        assert optimizer is not None
+        step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
+        update.set(
+            step.kind,
+            step.reduce,
+            float(step.lr),
+            step.settings,
+            float(step.weight_decay),
+            float(step.shrink),
+            optimizer.clip.value or 0.0,
+            optimizer.clip.norm or 0.0,
+            optimizer.max_norm or 0.0,
+        )
+
+    def update_in_memory(self, score: float, grad_scale: float, pieces: _native.Backwards) -> _native.UpdateTable:
+        """The same for a backward that comes in pieces: its last one, of the rows in memory, which counts it. `pieces`:
+        what those before left out."""
+        update = _native.UpdateTable(self.storage.rows, self.rounding_stream, self._backwards)
+        self._set(update)
+        update.track(self.listed)
+        update.count_pieces(pieces)
+        update.begin(score, self.clock, grad_scale)
+        return update
+
+    def update_beside(
+        self, rows: _native.Rows, score: float, grad_scale: float, pieces: _native.Backwards
+    ) -> _native.UpdateTable:
+        """Those before, of rows outside of memory."""
+        pieces.step = self.step
+        update = _native.UpdateTable(rows, self.rounding_stream, pieces)
+        self._set(update)
+        update.begin(score, self.clock, grad_scale)
+        return update
 
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""
@@ -245,6 +294,33 @@ class HostTable(HostMemory):
         if absent := self._absent(keys, slots):
             out[absent[0]] = self.storage.packed.weights(absent[1])
         return out
+
+    def weights_from(self, keys: Tensor, to_bear: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights of distinct keys, which of them are in memory, and which below. `to_bear`, in order: of those
+        without a row these read as they will be born."""
+        slots = self.find(keys)
+        out = self.storage.read(slots, self.missing, keys)
+        is_here = slots != NO_SLOT
+        is_below = torch.zeros_like(is_here)
+        if self.below is not None and not bool(is_here.all()):
+            absent = torch.nonzero(~is_here)[:, 0]
+            rows, found, has = self.below.read(keys[absent])
+            if has:
+                at = absent[found]
+                out[at] = self.storage.packed.weights(rows if has == len(rows) else rows[found])
+                is_below[at] = True
+        if to_bear is not None and self.config.missing != "init":
+            born = ~(is_here | is_below) & torch.isin(keys, to_bear)
+            out[born] = self.storage.read(slots[born], self.init, keys[born])
+        return out, is_here, is_below
+
+    def places_of(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of distinct keys are in memory, and which below."""
+        is_here = self.find(keys) != NO_SLOT
+        is_below = torch.zeros_like(is_here)
+        if self.below is not None:
+            is_below[~is_here] = self.below.contains(keys[~is_here])
+        return is_here, is_below
 
     def state(self, keys: Tensor) -> dict[str, Tensor]:
         """The optimizer's columns of each key; one without a row reads as one is born."""

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -12,17 +13,19 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Table, get_num_threads
-from shoal.errors import InputError, NonFiniteError
+from shoal.errors import CapacityError, InputError, NonFiniteError
 from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
-from shoal.ops.update import all_finite, update, weight_gradients
+from shoal.ops.update import LeftOut, all_finite, update, weight_gradients
 from shoal.table.arrivals import Arriving
 from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
 from shoal.table.group import Group
 from shoal.table.host import HostTable, filled
+from shoal.table.large import Large, LargeUpdate, bear, find_births, large_batch, touch
 from shoal.table.lease import Leases
 from shoal.table.parts import Part
+from shoal.table.pieces import Reader
 from shoal.table.plan import Plan
 from shoal.table.reading import Asked, read_below
 from shoal.table.refused import is_refused_memory
@@ -41,6 +44,7 @@ class Batch:
     training: bool
     known: bool = False  # slots were found when it was staged
     scores: Sequence[float] = ()  # by table
+    large: Large | None = None  # where memory does not hold its rows
 
     @property
     def applied(self) -> bool:
@@ -81,6 +85,9 @@ class HostGroup(Group):
             table.indexes = self.indexes
 
     def _touch(self, batch: Batch) -> None:
+        if batch.large is not None:
+            touch(self.tables, batch, batch.large)
+            return
         for part in batch.plan.parts:
             if part.trains and batch.training:
                 table = self.tables[part.table]
@@ -209,6 +216,8 @@ class HostGroup(Group):
                     out, lacking = read(batch)
                     if lacking:
                         missing = self._missing(batch, lacking)
+                        if not self._can_hold(batch, missing):
+                            return out, self._in_pieces(batch, values, offsets, out, keep)
                         if not alone:
                             self._ask(missing, asked)
                             if any(staged.found for staged in asked.values()):
@@ -218,7 +227,12 @@ class HostGroup(Group):
                                     staging.put_back()
                                     staging = None
                                 continue
-                        self._complete(batch, missing, asked or (staging.answers if staging else {}), alone)
+                        try:
+                            self._complete(batch, missing, asked or (staging.answers if staging else {}), alone)
+                        except CapacityError:
+                            if not batch.plan.deep:
+                                raise
+                            return out, self._in_pieces(batch, values, offsets, out, keep)
                     self._stamp(batch, alone)
                     return out, self._kept(batch, keep)
         finally:
@@ -335,7 +349,49 @@ class HostGroup(Group):
         self._born.rows = self.births() + sum(come.births for come in arrivals)
         for at, (table, come, which) in enumerate(zip(tables, arrivals, comes, strict=True)):
             if which is not None and come.fetched is not None:
-                table.fetched += missing.keys.positions(at, which.masked_scatter(which, come.fetched))
+                table.tally.add(fetched=missing.keys.positions(at, which.masked_scatter(which, come.fetched)))
+
+    # ---- more rows than memory holds
+
+    def _can_hold(self, batch: Batch, missing: "Missing") -> bool:
+        """Whether memory can have all rows of a batch, where all others leave but those that wait for a backward."""
+        at_most = batch.keys + sum(one.keys for one in self._leases.live() if not one.applied)
+        for number, count in zip(missing.tables, missing.keys.counts, strict=True):
+            table = self.tables[number]
+            if table.below is None or table.can_hold(count, at_most):
+                continue
+            pins = _native.Pins(table.storage.rows)
+            self._pin(number, pins, False, False)
+            self._pin_batch(batch, number, pins)
+            if not table.can_hold(count, pins.count):
+                return False
+        return True
+
+    def _in_pieces(self, batch: Batch, values: Tensor, offsets: Tensor, out: Tensor, keep: bool) -> Tensor:
+        """The output of a batch whose rows memory cannot hold, and its lease. No row comes into memory for it."""
+        plan = batch.plan
+        batch.bags = bags_of(values, offsets, batch.weights, len(plan.names), plan.copies)
+        large = batch.large = large_batch(plan, batch.bags, batch.training)
+        find_births(self.tables, large)
+        reader = Reader(self.tables, plan, values, offsets, batch.weights, large.to_bear)
+        reader.read(out)
+        births = bear(self.tables, large)
+        reader.count()
+        self._born.rows = self.births() + births
+        return self._kept(batch, keep)
+
+    def _erase(self, number: int, erased: list[int], keys: Tensor) -> None:
+        gone = keys
+        try:
+            super()._erase(number, erased, keys)
+        except Exception:
+            with suppress(Exception):
+                gone = keys[~self.tables[number].contains(keys)]
+            raise
+        finally:
+            for batch in self._leases.live():
+                if batch.large is not None:
+                    batch.large.erased.setdefault(number, []).append(gone)
 
     def _stamp(self, batch: Batch, alone: bool) -> None:
         """Say that rows were used, where no backward will."""
@@ -363,9 +419,13 @@ class HostGroup(Group):
         if staged:
             batches += [staging for staging in list(self.staged.values()) if finding or staging.is_found]
         for batch in batches:
-            for part in batch.plan.parts:
-                if part.table == number:
-                    batch.bags.pin(pins, part.source, part.copy)
+            self._pin_batch(batch, number, pins)
+
+    @staticmethod
+    def _pin_batch(batch: Batch | HostStaging, number: int, pins: _native.Pins) -> None:
+        for part in batch.plan.parts:
+            if part.table == number:
+                batch.bags.pin(pins, part.source, part.copy)
 
     # ---- backward
 
@@ -393,13 +453,16 @@ class HostGroup(Group):
             bind_again(batch.bags, values, offsets, batch.weights)
             rows = [self._gradient(grad) for grad in grads]
             result = torch.empty(0, dtype=torch.float32, device="cpu")
-            if weight_gradient:
+            if weight_gradient and batch.large is not None:
+                reader = Reader(self.tables, batch.plan, values, offsets, batch.weights, {})
+                result = reader.weight_gradients(rows[0])
+            elif weight_gradient:
                 plan = batch.plan
                 result = weight_gradients(
                     plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, batch.keys
                 )
             if batch.training and batch.plan.trained:
-                self._apply(batch, rows, offsets)
+                self._apply(batch, rows, values, offsets)
             else:
                 batch.bags.applied = True
             self._compact(batch)
@@ -433,7 +496,7 @@ class HostGroup(Group):
             if grad.device.type != "cpu" or not grad.is_floating_point():
                 raise InputError(f"[{self.name}] gradients must be floats on cpu; got {grad.dtype} on {grad.device}.")
 
-    def _apply(self, batch: Batch, grads: Sequence[Tensor], offsets: Tensor) -> None:
+    def _apply(self, batch: Batch, grads: Sequence[Tensor], values: Tensor, offsets: Tensor) -> None:
         plan, trained = batch.plan, [self.tables[number] for number in batch.plan.trained]
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor()
         if self._is_skipped(batch, grads, offsets):
@@ -441,15 +504,19 @@ class HostGroup(Group):
                 table.counters.add("skipped_backwards")
             self._decided.do(self._leave_out, batch)
             return
-        left_out = update(
-            [
-                table.native_update(batch.scores[number], 1.0 / factor)
-                for number, table in zip(plan.trained, trained, strict=True)
-            ],
-            plan.update_features,
-            grads if len(grads) == 1 else [grads[at] for at in plan.training_parts],
-            batch.bags,
-        )
+        grads = grads if len(grads) == 1 else [grads[at] for at in plan.training_parts]
+        if batch.large is not None:
+            left_out = self._apply_in_pieces(batch, batch.large, grads, values, offsets, factor)
+        else:
+            left_out = update(
+                [
+                    table.native_update(batch.scores[number], 1.0 / factor)
+                    for number, table in zip(plan.trained, trained, strict=True)
+                ],
+                plan.update_features,
+                grads,
+                batch.bags,
+            )
         overflowed = [(trained[counts.table], counts.overflowed) for counts in left_out]
         if overflowed and self.loss_scale is not None:
             self.loss_scale.found_nonfinite()
@@ -460,6 +527,13 @@ class HostGroup(Group):
                 f"{rows}. These rows were left as they were, the others updated. Scale the loss down, or clip; where "
                 f"a GradScaler scales it, set bags.scaler = scaler."
             )
+
+    def _apply_in_pieces(
+        self, batch: Batch, large: Large, grads: Sequence[Tensor], values: Tensor, offsets: Tensor, factor: float
+    ) -> Sequence[LeftOut]:
+        change = LargeUpdate(self.tables, batch, large, factor, self._decided)
+        self._decided.do(change.run, values, offsets, batch.weights, *grads)
+        return change.left_out
 
     def _leave_out(self, batch: Batch) -> None:
         """A backward that changes no row: its keys were used all the same."""
@@ -480,7 +554,8 @@ class HostGroup(Group):
             raise NonFiniteError(
                 f"[{self.name}] gradients must be finite; NaN or infinity reached {', '.join(map(repr, names))} "
                 f"through {', '.join(repr(part.feature.name) for part in stopped)}. No row was changed. Find their "
-                f"source, or set Clip(nonfinite='skip') to leave such a backward out."
+                f"source, or set Clip(nonfinite='skip') to leave such a backward out; where a GradScaler scales the "
+                f"loss, set bags.scaler = scaler."
             )
         return bool(reached)
 

@@ -226,6 +226,15 @@ class HostMemory:
                     f"Dram({format_size(self.budget)!r}). Raise it in Table(tiers=[Dram(...)]). Nothing was loaded."
                 )
 
+    def never_holds(self, rows: int) -> bool:
+        """Whether so many rows, without their index, are more than memory has bytes. Needs no lock."""
+        return self.budget is not None and rows * self.storage.packed.bytes > self.budget
+
+    def can_hold(self, more: int, held: int) -> bool:
+        """Whether so many rows more fit, where all but so many leave."""
+        lacking = more - self.spare(more)
+        return lacking <= 0 or lacking <= len(self.index) - held
+
     def _evict_for(self, more: int) -> None:
         """Let rows leave memory for others, those used longest ago; what had changed is written below first."""
         assert self.below is not None
@@ -244,9 +253,9 @@ class HostMemory:
         held = self.pins(staged=False).count
         needed = _bytes_for(self.config, held + more) + _SPILL_BYTES
         raise CapacityError(
-            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} has no room for the {more} "
-            f"rows that a batch brings beside the {held} that batches at work need. Raise it to Dram({needed}) or more "
-            f"in Table(tiers=), use smaller batches, or run backwards before further forwards."
+            f"[table {self.config.name!r}] its memory of {format_size(self.budget or 0)} has no room for {more} rows "
+            f"more: {held} stay until the backwards of the lookups that brought them. Run backwards, or drop outputs "
+            f"that are not needed; or set Dram({needed}) or more in Table(tiers=)."
         )
 
     def _await_others(self) -> None:
@@ -291,6 +300,16 @@ class HostMemory:
             self._demotions += len(rows)
             done += len(rows)
         leaving.is_written = True
+
+    def write_below(self, keys: Tensor, rows: Tensor) -> None:
+        """Have these rows below. REQUIRES: none of the keys is in memory."""
+        assert self.below is not None
+        piece = max(_WRITE_BYTES // self.storage.packed.bytes, 1)
+        for some, packed in zip(keys.split(piece), rows.split(piece), strict=True):
+            with self.below.writing:
+                self.below.spoil(some)
+                self.below.write(some, packed)
+            self._demotions += len(some)
 
     def stay(self, leaving: Leaving) -> None:
         """They could not be written: they are as they were."""
@@ -379,17 +398,17 @@ class HostMemory:
             # Should it fail half way, what is in memory is all that there is of some.
             slots = self.index.find(keys)
             self.storage.set_dirty(slots[slots != NO_SLOT], True)
+        here, was_miscounted = len(self.index), self._is_miscounted
+        self._is_miscounted = True  # should an interrupt come
+        if self.below is not None:
             try:
                 self.below.erase(keys)
             except BaseException:
-                is_known, self._is_miscounted = not self._is_miscounted, True
                 with suppress(Exception):
-                    gone = erased - int(self.contains(keys).sum())
-                    if is_known:
+                    gone = (erased or 0) - int(self.contains(keys).sum())
+                    if not was_miscounted:
                         self._lose(gone)
                 raise
-        here, was_miscounted = len(self.index), self._is_miscounted
-        self._is_miscounted = True  # should an interrupt come
         self._may_compact = True
         with self.indexes.alone():
             self.epoch += 1  # before they go: an interrupt may come between

@@ -79,7 +79,8 @@ class HostStaging:
         asks = [(self.group.below(number), self.answers[number]) for number in self.plan.deep]
         Below.ask_together(asks, self._missing)
         for number, count in zip(self.plan.deep, self._missing.counts, strict=True):
-            if not count:
+            # Of a batch that memory cannot hold its lookup reads the rows, in pieces.
+            if not count or self.group.tables[number].never_holds(count):
                 self.group.below(number).unstage(self.answers.pop(number))
         self.is_found = True
 
