@@ -42,13 +42,16 @@ class Row:
     verdict: str  # pass, miss, or nothing where there is no limit
     rounds: int
     disturbed: int  # turns of the case kept although others used the machine
+    # Nanoseconds that a line takes from one core to another, before and after the case: a virtual machine has minutes
+    # in which its cores share a cache, and others. None where it was not measured.
+    transfer_ns: float | None = None
 
 
 def passes(ratio: float, limit: float, higher_is_better: bool) -> bool:
     return ratio >= limit if higher_is_better else ratio <= limit
 
 
-def rows_of(case: Case, result: Result, origin: Origin) -> list[Row]:
+def rows_of(case: Case, result: Result, origin: Origin, transfer_ns: float | None = None) -> list[Row]:
     absent = set(case.limits) - set(result.rounds)
     if absent:
         raise ValueError(
@@ -76,6 +79,7 @@ def rows_of(case: Case, result: Result, origin: Origin) -> list[Row]:
                 verdict=verdict,
                 rounds=len(values),
                 disturbed=result.disturbed,
+                transfer_ns=transfer_ns,
             )
         )
     return rows
@@ -119,12 +123,13 @@ def read(path: pathlib.Path) -> list[Row]:
                 limit=number(line["limit"]),
                 rounds=int(line["rounds"]),
                 disturbed=int(line["disturbed"]),
+                transfer_ns=number(line["transfer_ns"]),
             )
             for line in csv.DictReader(file)
         ]
 
 
-_NUMBERS = {"p20", "p50", "p80", "ratio", "limit", "rounds", "disturbed"}
+_NUMBERS = {"p20", "p50", "p80", "ratio", "limit", "rounds", "disturbed", "transfer_ns"}
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:

@@ -82,7 +82,7 @@ class Registry:
 
 
 # The modules that have a suite's cases.
-SUITES = {"cpu": ("cpu",), "gpu": ("gpu", "gpu_tiers"), "tiers": ("tiers", "spill"), "log": ("log",)}
+SUITES = {"cpu": ("cpu", "real"), "gpu": ("gpu", "gpu_tiers"), "tiers": ("tiers", "spill"), "log": ("log",)}
 
 
 def suite(name: str) -> Registry:

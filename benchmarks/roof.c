@@ -7,6 +7,9 @@
  * Built by roof.py: cc -O3 -march=native -fopenmp -shared -fPIC roof.c
  */
 #define _GNU_SOURCE
+#include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,4 +161,48 @@ int roof_bags(Map *const *maps, float *const *rows, int64_t tables, int64_t bags
     else sum_bags(map, rows[t], mine, from, to, length, 128, to_out, tables * 128);
   }
   return 0;
+}
+
+/* Nanoseconds until a line that one core has written is at another: two threads write one number in turn. Where it takes
+ * long, the two cores share no cache. Negative where there are no two threads. */
+double roof_transfer(int64_t rounds) {
+  _Alignas(64) _Atomic int64_t line = 0;
+  double began = 0, ended = -1;
+  int threads = 1;
+#pragma omp parallel num_threads(2)
+  {
+    int64_t const mine = omp_get_thread_num();
+#pragma omp single
+    threads = omp_get_num_threads();
+    if (threads == 2) {
+      if (mine == 0) began = omp_get_wtime();
+      for (int64_t turn = mine; turn < 2 * rounds; turn += 2) {
+        for (int64_t spins = 0; atomic_load_explicit(&line, memory_order_acquire) != turn; spins++)
+          if (spins > 100000) sched_yield(); /* the other is not running */
+        atomic_store_explicit(&line, turn + 1, memory_order_release);
+      }
+      if (mine == 0) ended = omp_get_wtime();
+    }
+  }
+  return threads == 2 ? (ended - began) * 1e9 / (double)(2 * rounds) : -1;
+}
+
+/* Bytes a second at which rows of `width` floats, named by `names`, are read from a table and added up. */
+double roof_read(float const *table, int64_t const *names, int64_t n, int64_t width, int threads) {
+  double const began = omp_get_wtime();
+  double total = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : total)
+  for (int64_t start = 0; start < n; start += BLOCK) {
+    int64_t const size = n - start < BLOCK ? n - start : BLOCK;
+    for (int64_t i = 0; start + BLOCK + i < n && i < BLOCK; i++)
+      for (int64_t d = 0; d < width; d += LANE) __builtin_prefetch(table + names[start + BLOCK + i] * width + d);
+    Lane sum = {0};
+    for (int64_t i = 0; i < size; i++) {
+      Lane const *values = (Lane const *)(table + names[start + i] * width);
+      for (int64_t d = 0; d < width / LANE; d++) sum += values[d];
+    }
+    for (int d = 0; d < LANE; d++) total += sum[d];
+  }
+  double const seconds = omp_get_wtime() - began;
+  return total == 0.12345 ? 0 : (double)(n * width) * sizeof(float) / seconds;
 }

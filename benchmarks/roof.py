@@ -39,9 +39,25 @@ def library() -> ctypes.CDLL:
     lib.roof_pages.restype = pointer
     lib.roof_pages.argtypes = [ctypes.c_size_t, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_size_t)]
     lib.roof_unmap.restype, lib.roof_unmap.argtypes = None, [pointer, ctypes.c_size_t]
+    lib.roof_transfer.restype, lib.roof_transfer.argtypes = ctypes.c_double, [number]
+    lib.roof_read.restype, lib.roof_read.argtypes = ctypes.c_double, [pointer, pointer, number, number, ctypes.c_int]
     lib.roof_bags.restype = ctypes.c_int
     lib.roof_bags.argtypes = [pointer, pointer, number, number, number, number, pointer, pointer, ctypes.c_int]
     return lib
+
+
+def transfer_ns() -> float | None:
+    """Nanoseconds that a line takes from one core to another, as it is in this minute; None where there is one core."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return None
+    taken = min(library().roof_transfer(5000) for _ in range(5))  # what others take of a core is left out
+    return taken if taken >= 0 else None
+
+
+def read_rate(rows: int, width: int, names: Tensor, threads: int) -> float:
+    """Bytes a second of rows in that order, from a table of so many: from whichever cache or memory it lies in."""
+    table = torch.zeros(rows * width)
+    return max(library().roof_read(table.data_ptr(), names.data_ptr(), len(names), width, threads) for _ in range(3))
 
 
 class RoofMap:

@@ -15,6 +15,7 @@ from benchmarks import curve, record
 from benchmarks.check import Mismatch
 from benchmarks.measure import FULL, OURS, QUICK, Bench, QuietGate, Result
 from benchmarks.registry import SUITES, Case, suite
+from benchmarks.roof import transfer_ns
 
 THREADS = 2  # what the limits are for
 # What measures a suite's step time against its hit rate.
@@ -74,6 +75,7 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
                 stage = case.stage
             bench.say = lambda what, case=case: progress.update(task, description=f"{case.name}: {what}")
             bench.tell = lambda what, case=case: console.print(f"{case.name}: {what}", highlight=False)
+            transfers = [transfer_ns()] if suite != "gpu" else []
             try:
                 result = case.run(bench)
             except Mismatch as reason:
@@ -84,13 +86,16 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
                 console.print(f"[red]failed[/] {case.name}")
                 console.print_exception()
             else:
-                rows = record.rows_of(case, result, origin)
+                transfers += [transfer_ns()] if transfers else []
+                known = [one for one in transfers if one is not None]
+                rows = record.rows_of(case, result, origin, sum(known) / len(known) if known else None)
                 table.add_row(*line(case, result, rows))
                 if save:
                     record.append(record.RESULTS / f"{suite}.csv", rows)
                 if not console.is_terminal:
                     shown = ", ".join(f"{row.contender} {digits(row.p50)}" for row in rows)
-                    console.print(f"{case.name}: {shown} {result.unit}", highlight=False)
+                    told = f"; a line takes {known[0]:.0f} to {known[-1]:.0f} ns between cores" if known else ""
+                    console.print(f"{case.name}: {shown} {result.unit}{told}", highlight=False)
             progress.advance(task)
         bench.clear()
     console.print(table)

@@ -70,4 +70,7 @@ struct Rows {
   }
 };
 
+// About how long a thread takes for so many keys, in lines of memory: a row's own, and two for what each key costs.
+inline int64_t row_work(const Rows& rows, int64_t keys) { return keys * (2 + (rows.weight_bytes + 63) / 64); }
+
 }  // namespace shoal

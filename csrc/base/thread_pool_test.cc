@@ -96,6 +96,70 @@ void seats_are_below_the_number_of_threads_and_one_threads_at_a_time() {
   }
 }
 
+// The first task that each seat had. No thread goes on before all are here.
+template <typename Tasks>
+std::vector<int64_t> first_tasks(const Tasks& tasks, int threads) {
+  std::vector<int64_t> first(static_cast<size_t>(threads), -1);
+  std::atomic<int> here{0};
+  ThreadPool::instance().run(tasks, threads, [&](int64_t task, int seat) {
+    if (first[static_cast<size_t>(seat)] >= 0) return;
+    first[static_cast<size_t>(seat)] = task;
+    ++here;
+    while (here.load() < threads) std::this_thread::yield();
+  });
+  return first;
+}
+
+void a_thread_begins_with_its_share_of_neighbours() {
+  for (int i = 0; i < 50; ++i) {
+    CHECK((first_tasks(int64_t{1000}, 2) == std::vector<int64_t>{0, 500}));
+    CHECK((first_tasks(int64_t{10}, 4) == std::vector<int64_t>{0, 2, 5, 7}));
+    // A large task, and many small ones that do as much together.
+    std::vector<int64_t> work(101, 1);
+    work[0] = 100;
+    CHECK((first_tasks(work, 2) == std::vector<int64_t>{0, 1}));
+  }
+}
+
+void a_task_runs_once_whatever_work_it_is() {
+  for (int threads : {1, 2, 3, 7})
+    for (const std::vector<int64_t>& work : {std::vector<int64_t>{0, 0, 0},
+                                             {5},
+                                             {0, 9, 0, 0, 1},
+                                             {1, 1, 1, 1000},
+                                             {1000, 1, 1, 1},
+                                             {int64_t{1} << 60, 1}}) {
+      std::vector<std::atomic<int>> times(work.size());
+      ThreadPool::instance().run(work, threads, [&](int64_t task) { ++times[static_cast<size_t>(task)]; });
+      for (const auto& n : times) CHECK(n.load() == 1, threads, n.load());
+    }
+}
+
+void a_share_that_is_done_leaves_its_thread_to_the_others() {
+  // Seat 1 gets through the second half, and then what seat 0, which waits in its first task, has left.
+  std::atomic<int64_t> done{0};
+  ThreadPool::instance().run(100, 2, [&](int64_t task, int seat) {
+    if (task == 0 && seat == 0)
+      while (done.load() < 99) std::this_thread::yield();
+    ++done;
+  });
+  CHECK(done.load() == 100);
+}
+
+void a_seat_is_always_the_same_thread() {
+  constexpr int kThreads = 4;
+  std::vector<std::thread::id> at(kThreads);
+  for (int i = 0; i < 300; ++i) {
+    std::mutex mutex;
+    ThreadPool::instance().run(64, 2 + i % 3, [&](int64_t, int seat) {
+      std::lock_guard lock(mutex);
+      std::thread::id& known = at[static_cast<size_t>(seat)];
+      if (known == std::thread::id()) known = std::this_thread::get_id();
+      CHECK(known == std::this_thread::get_id(), seat);
+    });
+  }
+}
+
 enum class Thrower { caller, helper, all };
 
 // Both threads are in the body before one throws, and the one that does not is still in it some time after.
@@ -260,6 +324,10 @@ int main() {
   shoal::helpers_help();
   shoal::returns_when_the_slowest_is_done();
   shoal::seats_are_below_the_number_of_threads_and_one_threads_at_a_time();
+  shoal::a_thread_begins_with_its_share_of_neighbours();
+  shoal::a_task_runs_once_whatever_work_it_is();
+  shoal::a_share_that_is_done_leaves_its_thread_to_the_others();
+  shoal::a_seat_is_always_the_same_thread();
   shoal::an_exception_of_any_thread_reaches_the_caller();
   shoal::an_exception_of_one_thread_alone_ends_the_run();
   shoal::exceptions_of_many_callers_stay_apart();

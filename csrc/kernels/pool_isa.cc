@@ -162,7 +162,11 @@ void run_any_bags(const PoolFeature& feature, const Bags& bags, Dtype out_dtype,
   switch (feature.rows->dim) {
     case 16: return run_wide_bags<D, 1, Weighted>(feature, bags, out_dtype, begin, end, scratch);
     case 32: return run_wide_bags<D, 2, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    case 48: return run_wide_bags<D, 3, Weighted>(feature, bags, out_dtype, begin, end, scratch);
     case 64: return run_wide_bags<D, 4, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    case 80: return run_wide_bags<D, 5, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    case 96: return run_wide_bags<D, 6, Weighted>(feature, bags, out_dtype, begin, end, scratch);
+    case 112: return run_wide_bags<D, 7, Weighted>(feature, bags, out_dtype, begin, end, scratch);
     case 128: return run_wide_bags<D, 8, Weighted>(feature, bags, out_dtype, begin, end, scratch);
     default: return run_bags<D>(feature, bags, out_dtype, begin, end, scratch);
   }

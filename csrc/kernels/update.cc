@@ -149,7 +149,10 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
 
   // How many pairs of a chunk go to each part.
   std::vector<int64_t> count(static_cast<size_t>(counts), 0);
-  pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
+  std::vector<int64_t> chunk_work;
+  for (const Chunk& chunk : chunks)
+    chunk_work.push_back(row_work(*tables[static_cast<size_t>(chunk.table)].rows, chunk.end - chunk.begin));
+  pool.run(chunk_work, threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     const TableParts& table = split[static_cast<size_t>(chunk.table)];
     const int shift = table.shift;
@@ -189,7 +192,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     scratch_floats = std::max(scratch_floats, update_scratch_floats(table.rows->dim));
   Workspace workspace(part_begin, scratch_floats, threads);
   uint64_t* pairs = workspace.pairs();
-  pool.run(static_cast<int64_t>(chunks.size()), threads, [&](int64_t c) {
+  pool.run(chunk_work, threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     const TableParts& table = split[static_cast<size_t>(chunk.table)];
     const UpdateFeature& feature = features[static_cast<size_t>(chunk.feature)];
@@ -230,9 +233,12 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   auto changed_of = [&](size_t p) { return reinterpret_cast<uint32_t*>(pairs + part_begin[p]); };
   for (size_t t = 0; t < tables.size(); ++t)
     if (tables[t].changed) tables[t].changed->expect(split[t].positions);
+  std::vector<int64_t> part_work(static_cast<size_t>(part_count));
+  for (size_t p = 0; p < part_work.size(); ++p)
+    part_work[p] = row_work(*tables[static_cast<size_t>(table_of[p])].rows, part_begin[p + 1] - part_begin[p]);
   const UpdateKernel& kernel = update_kernel();
   // From here on rows change: nothing may throw.
-  pool.run(part_count, threads, [&](int64_t p, int seat) {
+  pool.run(part_work, threads, [&](int64_t p, int seat) {
     size_t t = static_cast<size_t>(table_of[static_cast<size_t>(p)]);
     int64_t begin = part_begin[static_cast<size_t>(p)], n = part_begin[static_cast<size_t>(p) + 1] - begin;
     if (n == 0) return;

@@ -284,8 +284,11 @@ template <typename Step>
 UpdateCounts run_width(const UpdatePart& part, const Bags& bags, const uint64_t* sorted, int64_t n, float* scratch) {
   const Rows& rows = *part.table->rows;
   switch (rows.dtype == Dtype::f32 ? rows.dim : 0) {
+    case 16: return run<Step, 16>(part, bags, sorted, n, scratch);
     case 32: return run<Step, 32>(part, bags, sorted, n, scratch);
+    case 48: return run<Step, 48>(part, bags, sorted, n, scratch);
     case 64: return run<Step, 64>(part, bags, sorted, n, scratch);
+    case 96: return run<Step, 96>(part, bags, sorted, n, scratch);
     case 128: return run<Step, 128>(part, bags, sorted, n, scratch);
     default: return run<Step, 0>(part, bags, sorted, n, scratch);
   }

@@ -23,6 +23,11 @@ Positions positions_of(const PoolTask& task, const Bags& bags) {
   return {bags.offset(first + task.begin), bags.offset(first + task.end)};
 }
 
+int64_t keys_of(const PoolTask& task, const Bags& bags) {
+  const Positions at = positions_of(task, bags);
+  return at.end - at.begin;
+}
+
 // Slots of some positions; how many have none.
 int64_t find_some(const Index& index, const void* keys, bool narrow, Positions at, uint32_t* slots) {
   uint32_t* out = slots + at.begin;
@@ -70,17 +75,19 @@ Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* s
              Dtype out_dtype, int threads) {
   std::vector<PoolTask> tasks;
   std::vector<size_t> part_of;
-  int64_t work = 0;
+  int64_t keys = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
-    work += split_pool(parts[p].feature, bags, &tasks);
+    keys += split_pool(parts[p].feature, bags, &tasks);
     part_of.resize(tasks.size(), p);
   }
   ThreadPool& pool = ThreadPool::instance();
-  threads = threads_for(work, kPoolTaskRows, threads);
+  threads = threads_for(keys, kPoolTaskRows, threads);
+  std::vector<int64_t> work(tasks.size());
+  for (size_t t = 0; t < tasks.size(); ++t) work[t] = keys_of(tasks[t], bags);
   Found found;
   found.missing.assign(parts.size(), 0);
   std::vector<char> lacks(tasks.size(), 0);
-  pool.run(static_cast<int64_t>(tasks.size()), threads, [&](int64_t t) {
+  pool.run(work, threads, [&](int64_t t) {
     size_t at = static_cast<size_t>(t);
     const Index& index = *parts[part_of[at]].index;
     int64_t lost = known ? find_rest(index, tasks[at], bags, known, slots) : find_task(index, tasks[at], bags, slots);
@@ -91,22 +98,27 @@ Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* s
   bool births = false;
   for (size_t p = 0; p < parts.size(); ++p) births |= parts[p].waits && found.missing[p];
   // A part that only reads may lack a key that another part is about to give a row, so it waits too.
+  // In the order of the tables, as in the backward: each row is read and written by the same thread.
   std::vector<PoolTask> ready;
+  work.clear();
   for (size_t t = 0; t < tasks.size(); ++t)
-    if (births && lacks[t])
+    if (births && lacks[t]) {
       found.rest.push_back({part_of[t], tasks[t]});
-    else
+    } else {
       ready.push_back(tasks[t]);
+      work.push_back(row_work(*tasks[t].feature->rows, keys_of(tasks[t], bags)));
+    }
   // A second sweep, not the end of the first: all misses of a sweep are then of one kind, and the rows of uniform keys
   // arrive in 0.85 of the time.
-  pool.run(static_cast<int64_t>(ready.size()), threads,
-           [&](int64_t t) { pool_task(ready[static_cast<size_t>(t)], bags, out_dtype); });
+  pool.run(work, threads, [&](int64_t t) { pool_task(ready[static_cast<size_t>(t)], bags, out_dtype); });
   return found;
 }
 
 void pool_rest(const std::vector<LookupPart>& parts, const std::vector<WaitingTask>& rest, const Bags& bags,
                uint32_t* slots, Dtype out_dtype, int threads) {
-  ThreadPool::instance().run(static_cast<int64_t>(rest.size()), threads, [&](int64_t t) {
+  std::vector<int64_t> work;
+  for (const WaitingTask& one : rest) work.push_back(row_work(*one.task.feature->rows, keys_of(one.task, bags)));
+  ThreadPool::instance().run(work, threads, [&](int64_t t) {
     const auto& [part, task] = rest[static_cast<size_t>(t)];
     if (!parts[part].waits) find_task(*parts[part].index, task, bags, slots);
     pool_task(task, bags, out_dtype);
