@@ -188,7 +188,7 @@ def _check_seal(files: Files) -> None:
 
 
 def _check_paddings(files: Files, identity: str, one: CommittedChanges) -> None:
-    segment = SegmentFile(files.segment(one.whole.segment), identity, one.whole.segment)
+    segment = SegmentFile(files.segment(one.whole.segment), identity, one.whole.segment, one.whole.end)
     try:
         segment.check_paddings(one.whole)
     finally:
