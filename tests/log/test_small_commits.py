@@ -1,20 +1,28 @@
 """Commits say what changed since the one before; readers, compactions and repairs know all the same."""
 
 import shutil
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from forged import Forged, content_of, payload_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from logged import assert_rows, made, recovered, rows_of, train
+from sweeps import examples
 
 import shoal
 from shoal.errors import CheckpointError, ConfigError, StorageError
 from shoal.log import RepairWarning
+from shoal.log.commit import TableCommit, id_of
 from shoal.log.files import Files
+from shoal.log.inherited import Inherited, said_in
 from shoal.log.manifest import read_manifest
+from shoal.log.segment import digest_of, header_of
 from shoal.log.verify import verify
-from shoal.records.frames import FrameHeader, Kind
+from shoal.records.frames import FrameHeader, Kind, encode_commit
 
 
 def bytes_of(path):
@@ -249,6 +257,47 @@ def test_commits_that_say_what_cannot_be_are_refused(tmp_path, lie):
 
 
 # ---- generators
+
+
+def test_commits_of_many_tables_take_the_memory_of_what_they_say(tmp_path):
+    """Of what commits did not change, there is one copy."""
+    path, tables, versions = tmp_path / "log", 2000, 1000
+    with shoal.ChangeLog(path, rng=False) as log:
+        log.commit(shoal.EmbeddingBagCollection([shoal.Table("a", dim=4)], seed=0))
+    said = {str(number): {"step": 0, "rows": 0} for number in range(tables)}
+    content, before = header_of(read_manifest(Files(path)).identity, 1), None
+    for version in range(1, versions + 1):
+        chained = {"kept": 0, "epoch": 1, "writer": "0" * 16, "before": before, "whole": version == 1}
+        commit = {"version": version, "time": 1.0, "tables": said, **chained}
+        pieces = encode_commit({"commit": commit, "frames": digest_of([])}, version=version)
+        content, before = content + b"".join(pieces), id_of(pieces[1])
+        said = {str(version % 3): {"step": version, "rows": 0}}
+    Path(Files(path).segment(1)).write_bytes(content)
+    Path(Files(path).head).unlink()
+    tracemalloc.start()
+    try:
+        commits = [one.commit for one in shoal.open_log(path).tail(since=0)]
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50 * len(content)
+    assert [len(one.tables) for one in commits] == [tables] * versions
+    for number in (1, 2, 500, versions - 1):
+        steps = {name: one.step for name, one in commits[number].tables.items() if one.step}
+        assert steps == {str(version % 3): version for version in range(max(1, number - 2), number + 1)}
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("abcdefghij"), st.integers(0, 2)), max_size=12))
+def test_what_commits_inherit_is_what_those_before_said(said):
+    tables, wanted = {}, {}
+    for version, puts in enumerate(said):
+        new = {name: TableCommit(version, version, count) for name, count in puts.items()}
+        wanted = {name: replace(one, puts=0) for name, one in wanted.items()} | new
+        tables = Inherited(new, tables) if tables else new
+        assert tables == wanted and wanted == tables and dict(tables) == wanted and len(tables) == len(wanted)
+        assert all(tables[name] == one for name, one in wanted.items()) and "z" not in tables
+        assert dict(said_in(tables)) == new
 
 
 def test_states_of_generators_are_written_once_for_each_change(tmp_path):

@@ -281,6 +281,25 @@ def test_a_segment_that_is_all_holes_is_refused_before_it_is_read(strange, tmp_p
         assert log.verify().is_sound
 
 
+@pytest.mark.parametrize("size", [60 << 20, 1 << 32])
+def test_a_repair_keeps_whole_commits_before_a_hole_of_any_size(tmp_path, size):
+    """As a power cut may leave one, where the end of a large commit came to the disk and what was before it did not."""
+    bags, path = made(), tmp_path / "log"
+    with shoal.ChangeLog(path) as log:
+        for version in (1, 2):
+            bags.table("t").assign([version], torch.ones(1, 2))
+            assert log.commit(bags) == version
+    segment = max(path.glob("segments/*"))
+    with open(segment, "r+b") as opened:
+        opened.seek(size)
+        opened.write(b"an end")
+    with pytest.warns(RepairWarning), shoal.ChangeLog(path, repair=True) as log:
+        assert log.version == 2 and log.verify().is_sound
+    found = made()
+    shoal.load(path, found, progress=False)
+    assert found.table("t").keys().sort().values.tolist() == bags.table("t").keys().sort().values.tolist()
+
+
 # ---- small files with much in them
 
 

@@ -17,6 +17,7 @@ import torch
 
 from shoal.errors import InputError, StorageError
 from shoal.log.fields import Fields, is_number
+from shoal.log.inherited import Inherited
 from shoal.records.excerpt import excerpt, sentence
 from shoal.table.changes import Mark
 
@@ -268,12 +269,13 @@ class Commit:
         )
 
 
-def _tables(fields: Fields, before: Mapping[str, TableCommit]) -> dict[str, TableCommit]:
+def _tables(fields: Fields, before: Mapping[str, TableCommit]) -> Mapping[str, TableCommit]:
     """Those of a commit, and those of the commit before that it does not name."""
-    found = {name: one.unchanged() for name, one in before.items()}
-    for name, one in fields.object("tables").value.items():
-        found[name] = TableCommit.from_json(f"{fields.where}, table {name!r:.100}", one, before.get(name))
-    return found
+    said = {
+        name: TableCommit.from_json(f"{fields.where}, table {name!r:.100}", one, before.get(name))
+        for name, one in fields.object("tables").value.items()
+    }
+    return Inherited(said, before) if before else said
 
 
 def _dense(fields: Fields, before: DenseFile | None) -> DenseFile | None:

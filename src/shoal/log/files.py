@@ -41,7 +41,7 @@ _MOST_DEPTH = 4
 _DIGITS = 20
 # A file may be this large, or so many times larger than the bytes that it holds: the rest is holes, which are read as
 # zeros and cost nothing. Copies of rows that are all zeros may have some.
-_MOST_WITH_HOLES = 64 << 20
+MOST_WITH_HOLES = 64 << 20
 _MOST_TIMES_HELD = 1024
 SEGMENT_HEADER_BYTES = 64
 
@@ -134,13 +134,13 @@ def require_held(path: FilePath) -> None:
 def holes_in(path: FilePath) -> str | None:
     """Returns what is wrong with a file that is almost all holes; None where it is not."""
     entry, size = _native.look_at(path), size_of(path) or 0
-    if entry is None or size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * entry.disk_bytes):
+    if entry is None or size <= max(MOST_WITH_HOLES, _MOST_TIMES_HELD * entry.disk_bytes):
         return None
     held = entry.disk_bytes
     if not held:  # some systems do not count them, and tell which files have data
         with _native.File.open_to_read(path) as file:
             held = 0 if file.next_data(0) >= size else size
-    if size <= max(_MOST_WITH_HOLES, _MOST_TIMES_HELD * held):
+    if size <= max(MOST_WITH_HOLES, _MOST_TIMES_HELD * held):
         return None
     return f"wanted a file that holds what its {size} bytes say; got {held} bytes, and holes"
 

@@ -95,7 +95,8 @@ class CommittedChanges:
             return
         segment = self._segment
         if segment is None:
-            segment = SegmentFile(self._files.segment(self.whole.segment), self._manifest.identity, self.whole.segment)
+            path, end = self._files.segment(self.whole.segment), self.whole.end
+            segment = SegmentFile(path, self._manifest.identity, self.whole.segment, end)
         keys: dict[int, KeysOnce] = {}
         left = Counter(place.header.table for place in wanted)
         try:

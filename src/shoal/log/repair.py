@@ -124,7 +124,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
         for first in manifest.segments:
             if first not in segments or first in written:
                 aside.take(files.segment(first))
-        if kept.commits and (last := kept.commits[-1].changes.whole).segment in segments:
+        if kept.commits and (last := kept.commits[-1].changes.whole).segment in set(segments) - set(written):
             aside.take(files.segment(last.segment), last.end)
         for version in lost:
             for name in names_in(files.snapshot(version)):

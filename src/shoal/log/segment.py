@@ -131,14 +131,16 @@ def header_of(identity: str, first: int) -> bytes:
 
 
 class SegmentFile:
-    """A segment, open for reading."""
+    """A segment, open for reading. most: how many bytes are looked at, of one that is refused without, as it is almost
+    all holes."""
 
-    def __init__(self, path: FilePath, identity: str, first: int) -> None:
+    def __init__(self, path: FilePath, identity: str, first: int, most: int | None = None) -> None:
         self.path = path
         self.first = first
         self._identity = identity
         self._file = _native.File.open_to_read(path)
-        if (what := holes_in(path)) is not None:
+        self._most = most
+        if most is None and (what := holes_in(path)) is not None:
             self._file.close()
             raise self.damaged(0, first, what)
 
@@ -147,8 +149,9 @@ class SegmentFile:
         self._file.close()
 
     def size(self) -> int:
-        """Bytes now."""
-        return self._file.size()
+        """Bytes now, of those that are looked at."""
+        size = int(self._file.size())
+        return size if self._most is None else min(size, self._most)
 
     def data_from(self, offset: int) -> int:
         """Where the next bytes are that are not a hole's, which has any number of zeros; the end where none are."""

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from shoal import _native
 from shoal.errors import StorageError
 from shoal.log.chain import Chain
 from shoal.log.commit import Commit
-from shoal.log.files import FilePath, Files, size_of
+from shoal.log.files import MOST_WITH_HOLES, FilePath, Files, holes_in, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
 from shoal.log.reader import PARTIAL, CommittedChanges
@@ -49,11 +50,13 @@ def walk(
         if size_of(path) is None:
             yield DamagedError.at(path, first, 0, first, "the file is not there")
             continue
-        try:
-            segment = SegmentFile(path, manifest.identity, first)
-        except DamagedError as error:
-            yield error
-            continue
+        most = None
+        if (what := holes_in(path)) is not None:
+            yield DamagedError.at(path, first, 0, first, what)
+            # A power cut may leave holes after commits that are whole.
+            entry = _native.look_at(path)
+            most = MOST_WITH_HOLES + (0 if entry is None else entry.disk_bytes)
+        segment = SegmentFile(path, manifest.identity, first, most)
         try:
             for one in _Walk(files, manifest, head, chain, known, segment, end, newest, checked).items():
                 if isinstance(one, CommittedChanges):
@@ -242,7 +245,7 @@ def _as_damage(manifest: Manifest, one: Unfinished) -> DamagedError:
 def _lost(files: Files, manifest: Manifest, one: CommittedChanges) -> tuple[DamagedError | None, frozenset[str]]:
     """The tables whose rows in a commit are damaged, or are not what a version may have, and the first error."""
     whole, names = one.whole, [layout.name for layout in manifest.layouts]
-    segment = SegmentFile(files.segment(whole.segment), manifest.identity, whole.segment)
+    segment = SegmentFile(files.segment(whole.segment), manifest.identity, whole.segment, whole.end)
     by_table: dict[int, list[Place]] = {}
     for place in whole.frames:
         by_table.setdefault(place.header.table, []).append(place)

@@ -14,6 +14,7 @@ from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import MOST_MANIFEST_BYTES, Files, read_file
 from shoal.log.head import Head, head_problem, read_head
+from shoal.log.inherited import said_in
 from shoal.log.reader import CommittedChanges, LogReader
 from shoal.log.segment import DamagedError, SegmentFile
 from shoal.log.snapshot import Snapshot
@@ -141,7 +142,7 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
 
 def _check_counts(where: str, commit: Commit, puts: Counter[str], deletes: Counter[str]) -> None:
     """A commit says how many rows and deletes it has of each table."""
-    for name in {*commit.tables, *puts, *deletes}:
+    for name in {*said_in(commit.tables), *puts, *deletes}:
         found, said = (puts[name], deletes[name]), commit.tables.get(name)
         told = (0, 0) if said is None else (said.puts, said.deletes)
         if told != found or (said is None and any(found)):
@@ -187,7 +188,7 @@ def _check_seal(files: Files) -> None:
 
 
 def _check_paddings(files: Files, identity: str, one: CommittedChanges) -> None:
-    segment = SegmentFile(files.segment(one.whole.segment), identity, one.whole.segment)
+    segment = SegmentFile(files.segment(one.whole.segment), identity, one.whole.segment, one.whole.end)
     try:
         segment.check_paddings(one.whole)
     finally:
