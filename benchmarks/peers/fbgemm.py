@@ -16,7 +16,7 @@ OPTIMIZERS = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbO
 THREADS = 2
 
 
-def _single_threads() -> ThreadPoolExecutor:
+def single_threads() -> ThreadPoolExecutor:
     """Two threads that have no OpenMP workers of their own. Once a process has more OpenMP threads than cores, OpenMP
     stops spinning at barriers, and the single module, which sorts with it, would be 2 ms slower from then on."""
     started = threading.Barrier(THREADS)
@@ -86,7 +86,7 @@ class FbgemmPair:
         ]
         self.whole = whole
         self.width = tables * dim
-        self.threads = _single_threads()
+        self.threads = single_threads()
 
     def load(self, table: int, rows: Tensor) -> None:
         self.whole.load(table, rows)
@@ -127,7 +127,7 @@ class FbgemmMap:
         self.map = torch.classes.fbgemm.PrunedMapCPU()
         numbers = torch.arange(len(keys), dtype=torch.int32)
         self.map.insert(keys.int(), numbers, torch.tensor([0, len(keys)], dtype=torch.int32), 1)
-        self.threads = _single_threads()
+        self.threads = single_threads()
 
     def find(self, halves: list[Tensor]) -> list[Tensor]:
         """One half a thread."""
@@ -149,7 +149,7 @@ class FbgemmPrunedOp:
         self.bounds = torch.tensor([0, capacity])
         offsets = torch.tensor([0, len(keys)])
         torch.ops.fbgemm.pruned_hashmap_insert(keys, torch.arange(len(keys)), offsets, self.slots, self.bounds)
-        self.threads = _single_threads()
+        self.threads = single_threads()
 
     def find(self, halves: list[Tensor]) -> list[Tensor]:
         return list(self.threads.map(self._find_one, halves))

@@ -12,7 +12,7 @@ from torch import Tensor
 import shoal
 from benchmarks.measure import OURS
 from benchmarks.ours import optimizer_of
-from benchmarks.peers.fbgemm import OPTIMIZERS, THREADS, _single_threads
+from benchmarks.peers.fbgemm import OPTIMIZERS, THREADS, single_threads
 from benchmarks.ragged import Batch, Tables
 from benchmarks.work import chunks, keys_of
 
@@ -82,7 +82,7 @@ class FbgemmHalves:
             self.weights |= dict(zip(half, module.split_embedding_weights(), strict=True))
         columns = torch.tensor([0, *of.dims]).cumsum(0).tolist()
         self.columns = [torch.cat([torch.arange(columns[n], columns[n + 1]) for n in half]) for half in self.halves]
-        self.threads = _single_threads()
+        self.threads = single_threads()
 
     def load(self, table: int, rows: Tensor) -> None:
         self.weights[table].copy_(rows)

@@ -1,7 +1,7 @@
 """Logs that earlier versions of the format wrote must be read for ever.
 
-tests/log/fixtures/v1 was written by `python tests/log/test_fixtures.py` when the format was made; it is never written
-again. `expected.safetensors` has the rows of its newest version and of version 2, and the dense weights.
+Each of tests/log/fixtures was written by `python tests/log/test_fixtures.py FORMAT` (v1, v2) when the format was made; it
+is never written again. `expected.safetensors` has the rows of its newest version and of version 2, and the dense weights.
 """
 
 import shutil
@@ -49,7 +49,7 @@ def write(folder):
     """Make the fixture."""
     bags, dense = made(), torch.nn.Linear(2, 3)
     rows = {}
-    with shoal.ChangeLog(folder / "log", segment=4000) as log:
+    with shoal.ChangeLog(folder / "log", segment=12000) as log:
         for version in range(1, 6):
             generator = torch.Generator().manual_seed(version)
             train_step(bags, skewed_kjt(FEATURES, generator, bags=3, keys=9), seed=version)
