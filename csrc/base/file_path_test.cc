@@ -225,7 +225,7 @@ void links_above_and_at_the_root_lead_on() {
   fs::create_directories(real + "/log");
   fs::create_symlink(real, folder() + "/linked");
   fs::create_symlink(real + "/log", folder() + "/log-itself");
-  for (const std::string root : {folder() + "/linked/log", folder() + "/log-itself"}) {
+  for (const std::string& root : {folder() + "/linked/log", folder() + "/log-itself"}) {
     File file;
     CHECK(make_directories(FilePath(root) / "segments", kLog).ok());
     CHECK(File::open_to_write(FilePath(root) / "segments" / "1.seg", false, kLog, &file).ok());

@@ -1,7 +1,7 @@
 """Logs that earlier versions of the format wrote must be read for ever.
 
-Each of tests/log/fixtures was written by `python tests/log/test_fixtures.py FORMAT` (v1, v2) when the format was made; it
-is never written again. `expected.safetensors` has the rows of its newest version and of version 2, and the dense weights.
+Each folder of tests/log/fixtures was written by `python tests/log/test_fixtures.py NAME` when its format was made; it
+is never written again. `expected.safetensors` has the rows of its newest version, of version 2, and the dense weights.
 """
 
 import shutil
