@@ -5,19 +5,26 @@ import threading
 import time
 
 import pytest
+from interrupting import instructions_of, interrupted
 
 from shoal.table.readers import Readers
 
 pytestmark = pytest.mark.threads
 
 
+_before = set()  # of collections that other tests left
+
+
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("shoal-prefetch-table")]
+    found = [thread for thread in threading.enumerate() if thread.name.startswith("shoal-prefetch-table")]
+    return [thread for thread in found if thread not in _before]
 
 
 @pytest.fixture(autouse=True)
 def none_are_left():
     gc.collect()
+    _before.clear()
+    _before.update(threads())
     yield
     gc.collect()
     end = time.monotonic() + 30
@@ -33,6 +40,16 @@ def test_results_come_in_order_from_threads_that_are_made_when_they_are_needed()
     assert readers.map(abs, [-7]) == [7] and not threads()
     assert readers.map(abs, range(-20, 0)) == list(range(20, 0, -1))
     assert 1 <= len(threads()) <= 3 and all(thread.daemon for thread in threads())
+
+
+def test_threads_end_with_their_owner_wherever_an_interrupt_came():
+    def call():
+        assert Readers(3).map(abs, range(-4, 0)) == [4, 3, 2, 1]
+
+    # Not those of no line, which clean up after an exception.
+    lines = [one for one in instructions_of(call) if list(one.code.co_positions())[one.offset // 2][0] is not None]
+    came = [interrupted(call, instruction) for instruction in lines]
+    assert any(came)
 
 
 def test_calls_are_made_beside_each_other():

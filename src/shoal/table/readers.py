@@ -28,7 +28,7 @@ class Readers:
         self._idle: deque[None] = deque()  # one for each thread that waits for work
         self._lock = threading.Lock()
         self._threads = 0
-        weakref.finalize(self, _end, self._works, most).atexit = False
+        weakref.finalize(self, self._works.put, None).atexit = False
 
     def map(self, work: Callable[[ArgumentT], ResultT], arguments: Sequence[ArgumentT]) -> list[ResultT]:
         """What `work` returns for each of the arguments, or what it raised for one of them. This thread does what no
@@ -88,14 +88,10 @@ def _help(
             answers.put((at, None, error))
 
 
-def _end(works: "SimpleQueue[_Work | None]", threads: int) -> None:
-    for _ in range(threads):
-        works.put(None)
-
-
 def _serve(works: "SimpleQueue[_Work | None]", idle: "deque[None]") -> None:
     # It does not know its Readers, who would live as long as it.
     while (work := works.get()) is not None:
         work()
         del work  # or what it knows stays until the next one
         idle.append(None)
+    works.put(None)  # for the next thread: an interrupt may have begun one that is not counted
