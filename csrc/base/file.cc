@@ -133,7 +133,7 @@ Status File::open(const FilePath& path, int flags, bool direct, FileOwner owner,
   if (error == 0) error = folder.open(path);
   if (error != 0) return answer_of(error, owner, path, FileKind::file, failed);
   // Before it is opened: a device may do something then. And what was opened, in case that it was put there since: opening
-  // a pipe would wait for whoever writes to it, but for a flag that means nothing for files.
+  // a pipe would wait for a writer; O_NONBLOCK does not wait, and means nothing for files.
   const NameAt& at = folder.at();
   const bool is_there = ::fstatat(at.folder, at.name, &found, at.at_flags) == 0;
   if (!is_there || S_ISREG(found.st_mode)) made.descriptor_ = open_at(path, at, flags | O_NONBLOCK | O_NOCTTY);
