@@ -127,14 +127,16 @@ class Ours:
         tokens = (self.bags._anchor, self.bags._token, self.bags._update_token)
         if self.pooled:
             columns = len(self.names) * self.dim
-            return [PooledLookup.apply(*tokens, lookup, batch.values, batch.offsets, None, columns)]
+            return [PooledLookup.apply(*tokens, lookup, batch.values, batch.offsets, batch.weights, columns)]
         return [Rows.apply(*tokens, lookup, batch.values, batch.offsets, self.dim)]
 
     def step(self, batch: "Batch") -> None:
         torch.autograd.backward(self.forward(batch), [batch.whole if self.pooled else batch.whole.view(-1)])
 
     def module_step(self, batch: "Batch") -> None:
-        features = shoal.KeyedJaggedTensor(self.names, batch.values, lengths=batch.lengths, offsets=batch.offsets)
+        features = shoal.KeyedJaggedTensor(
+            self.names, batch.values, batch.weights, lengths=batch.lengths, offsets=batch.offsets
+        )
         features._length_per_key = list(batch.counts)
         out = self.bags(features)
         outs = [out.values()] if self.pooled else [one.values() for one in out.values()]
@@ -145,8 +147,8 @@ class Ours:
         with torch.no_grad():
             if self.pooled:
                 ops.lookup(
-                    self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets, None,
-                    len(self.names) * self.dim, False, False, torch.float32,
+                    self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets,
+                    batch.weights, len(self.names) * self.dim, False, False, torch.float32,
                 )  # fmt: skip
             else:
                 ops.lookup_each(
@@ -177,7 +179,7 @@ class Fbgemm:
         )
 
     def step(self, batch: "Batch") -> None:
-        self.module(batch.values, batch.offsets).backward(batch.whole)
+        self.module(batch.values, batch.offsets, batch.weights).backward(batch.whole)
 
     def unchecked_step(self, batch: "Batch") -> None:
         self.module.bounds_check_mode_int = self.unchecked.value
@@ -191,7 +193,7 @@ class Fbgemm:
 
     def eval(self, batch: "Batch") -> None:
         with torch.no_grad():
-            self.module(batch.values, batch.offsets)
+            self.module(batch.values, batch.offsets, batch.weights)
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ class Batch:
     counts: tuple[int, ...]
     whole: Tensor  # the gradient as FBGEMM takes it
     grads: list[Tensor]  # as ours
+    weights: Tensor | None = None
 
 
 def sequence_batches(tables: int, rows: int, keys: int, dim: int) -> list[Batch]:
@@ -237,6 +240,11 @@ def pooled_batches(draw: str, dim: int) -> list[Batch]:
         )
         for _ in range(BATCHES)
     ]
+
+
+def weighted(batch: Batch) -> Batch:
+    """The batch with a weight a key, whose gradient is wanted."""
+    return replace(batch, weights=torch.rand(len(batch.values), device=DEVICE, requires_grad=True))
 
 
 def contender(name: str, step: Callable[[Batch], None], batches: Sequence[Batch]) -> Contender:
@@ -399,6 +407,30 @@ def b_train(bench: Bench, dim: int, draw: str) -> Result:
 )
 def b_eval(bench: Bench, dim: int, draw: str) -> Result:
     return evaluate(bench, *_b(bench, dim), pooled_batches(draw, dim))
+
+
+@registry.case(
+    "B train rowwise_adagrad, dim {dim}, {draw}, weights",
+    compares="a training step of weighted sums, with the weights' gradient, to FBGEMM's",
+    limits={"fbgemm": Limit(1.0)},
+    stage="B {dim}",
+    dim=(64,),
+    draw=("uniform", "zipf"),
+)
+def b_weighted_train(bench: Bench, dim: int, draw: str) -> Result:
+    return train(bench, *_b(bench, dim), [weighted(batch) for batch in pooled_batches(draw, dim)])
+
+
+@registry.case(
+    "B eval, dim {dim}, {draw}, weights",
+    compares="a lookup of weighted sums to FBGEMM's",
+    limits={"fbgemm": Limit(1.0)},
+    stage="B {dim}",
+    dim=(64,),
+    draw=("uniform", "zipf"),
+)
+def b_weighted_eval(bench: Bench, dim: int, draw: str) -> Result:
+    return evaluate(bench, *_b(bench, dim), [weighted(batch) for batch in pooled_batches(draw, dim)])
 
 
 HOT = 100_000

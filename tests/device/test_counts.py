@@ -30,5 +30,5 @@ def test_counts_and_steps_are_those_of_host_memory(kind, betas):
         twins.check()
         for counts in twins.each(lambda module: module.state_dict()["embedding_bags.t.state.count"]):
             assert torch.equal(counts, counts_of(torch.tensor(NUMBERS) + more)[:, None])
-        for numbers in twins.each(lambda module: module.table("t").state(keys)["count"]):
+        for numbers in twins.each(lambda module: module.table("t").state(keys.to(module.device))["count"]):
             assert numbers.flatten().tolist() == [min(number + more, MOST) for number in NUMBERS]
