@@ -6,6 +6,7 @@
 
 #include "base/cpu.h"
 #include "base/rows.h"
+#include "index/bucket.h"
 #include "kernels/batch.h"
 #include "kernels/birth.h"
 
@@ -38,10 +39,23 @@ inline constexpr int64_t kPoolTaskRows = 2048;
 int64_t split_pool(const PoolFeature& feature, const Bags& bags, std::vector<PoolTask>* tasks);
 void pool_task(const PoolTask& task, const Bags& bags, Dtype out_dtype);
 
+// Where a task's keys are looked for on the way.
+struct FindTask {
+  IndexView index;
+  int64_t begin, end;  // positions of the task's keys
+  uint32_t* slots;     // those of the task's table, of all positions
+  bool stops;          // once a key has no slot the output is not wanted any more: it comes with the rest, after births
+};
+
+// As pool_task() for slots that are not found yet. Returns how many keys have none.
+int64_t find_and_pool_task(const PoolTask& task, const Bags& bags, const FindTask& find, Dtype out_dtype);
+
 struct PoolKernel {
   // Output rows [begin, end) of a feature. `scratch` holds pool_scratch_floats(dim) floats.
   void (*run)(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end,
               float* scratch);
+  // The same, for slots that are not found yet: writes them too. Returns how many keys have none.
+  size_t (*find_and_run)(const PoolTask& task, const Bags& bags, const FindTask& find, Dtype out_dtype, float* scratch);
 };
 SHOAL_DISPATCH(PoolKernel, pool_kernel)
 

@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/thread_pool.h"
 #include "kernels/sort.h"
+#include "kernels/sums.h"
 
 namespace shoal {
 
@@ -17,15 +18,20 @@ namespace shoal {
 static constexpr int64_t kLeastPairs = 2048;   // 16 KiB
 static constexpr int64_t kMostPairs = 32768;   // 256 KiB
 static constexpr int64_t kPartsPerThread = 4;  // so that an uneven one does not keep all waiting
+static constexpr int64_t kPartsToSum = 2;      // a thread, where each part looks at all positions
 static constexpr int64_t kPairsPerChunk = 8192;
 static constexpr int64_t kMaxParts = 1024;
 static constexpr int64_t kLinePairs = 64 / sizeof(uint64_t);
+// What a thread may take to add up the gradients of one part without a sort. Only what its rows need is touched.
+static constexpr int64_t kMostSumWords = (int64_t{64} << 20) / sizeof(uint64_t);
 
 namespace {
 
 // A stretch of one feature's positions, split among the parts of its table by one thread.
 struct Chunk {
-  int64_t table, feature, begin, end;
+  int64_t table;
+  const UpdateFeature* feature;
+  int64_t begin, end;
   int64_t counts_at;  // its histogram, one number a part
 };
 
@@ -36,6 +42,7 @@ struct TableParts {
   int64_t first_part = 0;  // among all tables
   int shift = 0;           // slot >> shift = part
   bool direct = false;     // see UpdatePart
+  bool summed = false;     // its gradients are added up without a sort; each part looks at all positions
 };
 
 int shift_for(const Rows& rows, int64_t parts) {
@@ -52,17 +59,32 @@ bool is_direct(const UpdateTable& table, const std::vector<GradientRow>& feature
          table.rows->dtype == Dtype::f32;
 }
 
-// Room for all pairs, and for what a thread needs to sort a part and to walk it: one buffer, as an allocation that fails
-// after the first row has changed would leave half a step.
+// Words that adding up the gradients of so many positions takes at most.
+int64_t sum_words(int64_t positions, int32_t dim) {
+  const int64_t sums = (positions * dim + 1) / 2, first = (positions + 1) / 2;
+  return sums + 2 * positions + first + sum_places(positions) + kLinePairs;
+}
+
+// The result does not depend on it, but for time.
+bool is_summed(const UpdateTable& table, const std::vector<GradientRow>& features, int64_t positions,
+               const Bags& bags) {
+  return table.reduce == Reduce::sum && sum_words(positions, table.rows->dim) <= kMostSumWords &&
+         keys_repeat(features.data(), static_cast<int64_t>(features.size()), bags);
+}
+
+// Room for all pairs, and for what a thread needs to sort a part, to add it up and to walk it: one buffer, as an
+// allocation that fails after the first row has changed would leave half a step.
 class Workspace {
  public:
-  // Part p has pairs [part_begin[p], part_begin[p + 1]).
-  Workspace(const std::vector<int64_t>& part_begin, int64_t scratch_floats, int threads)
+  // Part p has pairs [part_begin[p], part_begin[p + 1]), or as much room where it has no pairs.
+  Workspace(const std::vector<int64_t>& part_begin, int64_t scratch_floats, int64_t words_to_sum, int threads)
       : threads_at_(part_begin.back() + kLinePairs),
         scratch_at_(shared_pairs(part_begin)),
+        sums_at_((scratch_at_ + (scratch_floats + 1) / 2 + kLinePairs) / kLinePairs * kLinePairs),
         // A line between the threads' areas, so that none is written by two.
-        stride_(scratch_at_ + (scratch_floats + 1) / 2 + kLinePairs),
+        stride_((sums_at_ + words_to_sum + 2 * kLinePairs) / kLinePairs * kLinePairs),
         large_at_(part_begin.size() - 1, 0) {
+    threads_at_ = (threads_at_ + kLinePairs) / kLinePairs * kLinePairs;
     int64_t at = threads_at_ + stride_ * threads;
     for (size_t p = 0; p < large_at_.size(); ++p)
       if (int64_t n = part_begin[p + 1] - part_begin[p]; n > scratch_at_) {
@@ -76,10 +98,19 @@ class Workspace {
   // As many pairs as the part has. Those of a usual part lie in the thread's area, which stays in its cache.
   uint64_t* spare(int64_t part, int seat) const {
     int64_t large = large_at_[static_cast<size_t>(part)];
-    return memory_.get() + (large ? large : threads_at_ + stride_ * seat);
+    return large ? memory_.get() + large : area(seat);
   }
-  float* scratch(int seat) const {
-    return reinterpret_cast<float*>(memory_.get() + threads_at_ + stride_ * seat + scratch_at_);
+  float* scratch(int seat) const { return reinterpret_cast<float*>(area(seat) + scratch_at_); }
+  SumRoom sum_room(int64_t positions, int32_t dim, int seat) const {
+    uint64_t* at = area(seat) + sums_at_;
+    auto take = [&](int64_t words) { return std::exchange(at, at + words); };
+    SumRoom room{};
+    room.sums = reinterpret_cast<float*>(take((positions * dim + 1) / 2));
+    room.places = take(sum_places(positions));
+    room.rows = take(positions);
+    room.spare = take(positions);
+    room.first = reinterpret_cast<uint32_t*>(take((positions + 1) / 2));
+    return room;
   }
 
  private:
@@ -88,8 +119,9 @@ class Workspace {
     for (size_t p = 1; p < part_begin.size(); ++p) most = std::max(most, part_begin[p] - part_begin[p - 1]);
     return std::min(most, kMostPairs);
   }
+  uint64_t* area(int seat) const { return memory_.get() + threads_at_ + stride_ * seat; }
 
-  int64_t threads_at_, scratch_at_, stride_;
+  int64_t threads_at_, scratch_at_, sums_at_, stride_;
   std::vector<int64_t> large_at_;  // of parts that do not fit into a thread's area; 0 for the others
   Kept<uint64_t> memory_{0};
 };
@@ -115,31 +147,36 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   std::vector<TableParts> split(tables.size());
   std::vector<Chunk> chunks;
   int64_t positions = 0;
-  for (size_t f = 0; f < features.size(); ++f) {
-    const UpdateFeature& feature = features[f];
+  for (const UpdateFeature& feature : features) {
     int64_t first = feature.source * bags.batch;
     int64_t begin = bags.offset(first), end = bags.offset(first + bags.batch);
     TableParts& table = split[static_cast<size_t>(feature.table)];
     table.features.push_back({&feature, begin, end});
     table.positions += end - begin;
     positions = std::max(positions, feature.copy * bags.count + end);
-    for (int64_t at = begin; at < end; at += kPairsPerChunk)
-      chunks.push_back({feature.table, static_cast<int64_t>(f), at, std::min(at + kPairsPerChunk, end), 0});
   }
   std::vector<UpdateCounts> counts_of(tables.size());
-  if (chunks.empty()) return counts_of;
-
   int64_t part_count = 0, work = 0;
   for (const TableParts& table : split) work += table.positions;
+  if (work == 0) return counts_of;
+
   threads = threads_for(work, kLeastPairs, threads);
   const int64_t pairs_per_part = std::clamp(work / (threads * kPartsPerThread), kLeastPairs, kMostPairs);
   for (size_t t = 0; t < tables.size(); ++t) {
     TableParts& table = split[t];
-    table.parts = std::clamp<int64_t>((table.positions + pairs_per_part / 2) / pairs_per_part, 1, kMaxParts);
+    table.direct = is_direct(tables[t], table.features, bags);
+    table.summed = is_summed(tables[t], table.features, table.positions, bags);
+    if (table.summed)
+      table.parts = std::clamp<int64_t>(kPartsToSum * threads * table.positions / work, 1, kPartsToSum * threads);
+    else
+      table.parts = std::clamp<int64_t>((table.positions + pairs_per_part / 2) / pairs_per_part, 1, kMaxParts);
     table.shift = shift_for(*tables[t].rows, table.parts);
     table.first_part = part_count;
-    table.direct = is_direct(tables[t], table.features, bags);
     part_count += table.parts;
+    if (table.summed) continue;
+    for (const GradientRow& in : table.features)
+      for (int64_t at = in.begin; at < in.end; at += kPairsPerChunk)
+        chunks.push_back({static_cast<int64_t>(t), in.feature, at, std::min(at + kPairsPerChunk, in.end), 0});
   }
   int64_t counts = 0;
   for (Chunk& chunk : chunks) {
@@ -156,7 +193,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     const TableParts& table = split[static_cast<size_t>(chunk.table)];
     const int shift = table.shift;
-    const uint32_t* slots = bags.slots_of(features[static_cast<size_t>(chunk.feature)].copy);
+    const uint32_t* slots = bags.slots_of(chunk.feature->copy);
     int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
     if (table.parts == 1) {
       *histogram = chunk.end - chunk.begin - std::count(slots + chunk.begin, slots + chunk.end, kNoSlot);
@@ -173,6 +210,11 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     for (int64_t p = 0; p < table.parts; ++p)
       part_begin[static_cast<size_t>(table.first_part + p) + 1] += count[static_cast<size_t>(chunk.counts_at + p)];
   }
+  // A part that is summed has no pairs, only room for the slots that it changed.
+  for (size_t t = 0; t < tables.size(); ++t)
+    if (split[t].summed && tables[t].changed)
+      for (int64_t p = 0; p < split[t].parts; ++p)
+        part_begin[static_cast<size_t>(split[t].first_part + p) + 1] = (split[t].positions + 1) / 2;
   for (size_t p = 1; p < part_begin.size(); ++p) part_begin[p] += part_begin[p - 1];
   {
     std::vector<int64_t> next(part_begin.begin(), part_begin.end() - 1);
@@ -185,17 +227,21 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
       }
     }
   }
-  bool all_direct = std::all_of(split.begin(), split.end(), [](const TableParts& table) { return table.direct; });
-  Kept<uint32_t> bag_of(all_direct ? 0 : static_cast<size_t>(positions));
-  int64_t scratch_floats = 0;
-  for (const UpdateTable& table : tables)
-    scratch_floats = std::max(scratch_floats, update_scratch_floats(table.rows->dim));
-  Workspace workspace(part_begin, scratch_floats, threads);
+  const bool needs_bags =
+      std::any_of(split.begin(), split.end(), [](const TableParts& table) { return !table.direct && !table.summed; });
+  Kept<uint32_t> bag_of(needs_bags ? static_cast<size_t>(positions) : 0);
+  int64_t scratch_floats = 0, words_to_sum = 0;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const int32_t dim = tables[t].rows->dim;
+    scratch_floats = std::max(scratch_floats, update_scratch_floats(dim));
+    if (split[t].summed) words_to_sum = std::max(words_to_sum, sum_words(split[t].positions, dim));
+  }
+  Workspace workspace(part_begin, scratch_floats, words_to_sum, threads);
   uint64_t* pairs = workspace.pairs();
   pool.run(chunk_work, threads, [&](int64_t c) {
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     const TableParts& table = split[static_cast<size_t>(chunk.table)];
-    const UpdateFeature& feature = features[static_cast<size_t>(chunk.feature)];
+    const UpdateFeature& feature = *chunk.feature;
     const uint32_t* slots = bags.slots_of(feature.copy);
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
     const int64_t first = feature.source * bags.batch;
@@ -234,18 +280,34 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   for (size_t t = 0; t < tables.size(); ++t)
     if (tables[t].changed) tables[t].changed->expect(split[t].positions);
   std::vector<int64_t> part_work(static_cast<size_t>(part_count));
-  for (size_t p = 0; p < part_work.size(); ++p)
-    part_work[p] = row_work(*tables[static_cast<size_t>(table_of[p])].rows, part_begin[p + 1] - part_begin[p]);
+  for (size_t p = 0; p < part_work.size(); ++p) {
+    const size_t t = static_cast<size_t>(table_of[p]);
+    const int64_t n = split[t].summed ? split[t].positions / split[t].parts : part_begin[p + 1] - part_begin[p];
+    part_work[p] = row_work(*tables[t].rows, n);
+  }
   const UpdateKernel& kernel = update_kernel();
   // From here on rows change: nothing may throw.
   pool.run(part_work, threads, [&](int64_t p, int seat) {
     size_t t = static_cast<size_t>(table_of[static_cast<size_t>(p)]);
-    int64_t begin = part_begin[static_cast<size_t>(p)], n = part_begin[static_cast<size_t>(p) + 1] - begin;
-    if (n == 0) return;
-    const uint64_t* sorted = sort_by_slot(pairs + begin, workspace.spare(p, seat), n, split[t].shift);
-    UpdatePart part{&tables[t], split[t].features.data(), split[t].direct, bag_of.get(),
-                    tables[t].changed ? changed_of(static_cast<size_t>(p)) : nullptr};
-    UpdateCounts did = kernel.run(part, bags, sorted, n, workspace.scratch(seat));
+    const TableParts& table = split[t];
+    UpdatePart part{
+        &tables[t],   table.features.data(), static_cast<int64_t>(table.features.size()),
+        table.direct, bag_of.get(),          tables[t].changed ? changed_of(static_cast<size_t>(p)) : nullptr};
+    UpdateRows rows{};
+    if (table.summed) {
+      const int64_t number = p - table.first_part;
+      const SumRoom room = workspace.sum_room(table.positions, tables[t].rows->dim, seat);
+      rows.count = sum_kernel().run(part, bags, {table.shift, static_cast<uint32_t>(number)}, room);
+      rows.rows = sort_by_slot(room.rows, room.spare, rows.count, table.shift);
+      rows.sums = room.sums;
+      rows.first = room.first;
+    } else {
+      const int64_t begin = part_begin[static_cast<size_t>(p)];
+      rows.count = part_begin[static_cast<size_t>(p) + 1] - begin;
+      rows.sorted = sort_by_slot(pairs + begin, workspace.spare(p, seat), rows.count, table.shift);
+    }
+    if (rows.count == 0) return;
+    UpdateCounts did = kernel.run(part, bags, rows, workspace.scratch(seat));
     auto add = [](int64_t& total, int64_t n) { std::atomic_ref(total).fetch_add(n, std::memory_order_relaxed); };
     add(counts_of[t].rows, did.rows);
     add(counts_of[t].dropped, did.dropped);

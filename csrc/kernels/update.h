@@ -102,6 +102,7 @@ struct GradientRow {
 struct UpdatePart {
   const UpdateTable* table;
   const GradientRow* features;  // of this table
+  int64_t feature_count;
   // Where a pair's lower half is the number of a row of the only feature's gradient. Else it is a position of the batch.
   bool direct;
   const uint32_t* bag_of;  // [copies, n]: the bag a position belongs to; not for direct parts
@@ -110,9 +111,24 @@ struct UpdatePart {
   uint32_t* changed;
 };
 
+// What a part's rows get: either pairs, whose gradients are added up on the way, or sums that are there.
+struct UpdateRows {
+  const uint64_t* sorted;           // slot << 32 | position (see UpdatePart::direct), sorted; null where there are sums
+  int64_t count;                    // of pairs, or of sums
+  const uint64_t* rows = nullptr;   // slot << 32 | number, sorted
+  const float* sums = nullptr;      // [count, dim], by number
+  const uint32_t* first = nullptr;  // by number: a position that named the row
+
+  SHOAL_INLINE uint32_t slot(int64_t i) const { return static_cast<uint32_t>(rows[i] >> 32); }
+  SHOAL_INLINE const float* sum(int64_t i, int32_t dim) const {
+    return sums + static_cast<int64_t>(static_cast<uint32_t>(rows[i])) * dim;
+  }
+  SHOAL_INLINE uint32_t position(int64_t i) const { return first[static_cast<uint32_t>(rows[i])]; }
+};
+
 struct UpdateKernel {
-  // `pairs` are slot << 32 | position (see `direct`), sorted; `scratch` holds update_scratch_floats(dim) floats.
-  UpdateCounts (*run)(const UpdatePart& part, const Bags& bags, const uint64_t* pairs, int64_t n, float* scratch);
+  // `scratch` holds update_scratch_floats(dim) floats.
+  UpdateCounts (*run)(const UpdatePart& part, const Bags& bags, const UpdateRows& rows, float* scratch);
   void (*weight_gradients)(const UpdateFeature& feature, const Rows& rows, const Init& missing, const Bags& bags,
                            int64_t begin, int64_t end, float* out, float* scratch);
   bool (*all_finite)(const float* data, int64_t n);

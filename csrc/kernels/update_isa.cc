@@ -61,6 +61,17 @@ SHOAL_INLINE Gradient gradient_of(const UpdatePart& part, const Bags& bags, uint
   return {feature.grad + bag * feature.stride, scale};
 }
 
+// Asks for a row that is to be changed: its weights and its tail. Inlined by force: the compiler takes a function that only
+// prefetches for one without effect, and may drop its calls.
+template <int Dim>
+SHOAL_INLINE void ask_row(const Rows& rows, uint32_t slot) {
+  const int64_t bytes = Dim ? 4 * Dim : rows.weight_bytes;
+  const char* weights = rows.weights(slot);
+  for (int64_t at = 0; at < bytes; at += 64) prefetch_far(weights + at);
+  const char* tail = rows.tail(slot);
+  for (int64_t at = 0; at < rows.tail_bytes; at += 64) prefetch_far(tail + at);
+}
+
 // The sorted pairs of a part, with what the next ones need on its way from memory. Dim: of float32 rows, where it is
 // known to the compiler; 0 for any row.
 template <int Dim>
@@ -81,16 +92,9 @@ class Pairs {
   }
 
  private:
-  // Inlined by force: the compiler takes a function that only prefetches for one without effect, and may drop its calls.
   SHOAL_INLINE void ask(int64_t i) {
     const Rows& rows = *part_.table->rows;
-    if (i == 0 || slot(i) != slot(i - 1)) {
-      const int64_t bytes = Dim ? 4 * Dim : rows.weight_bytes;
-      const char* weights = rows.weights(slot(i));
-      for (int64_t at = 0; at < bytes; at += 64) prefetch_far(weights + at);
-      const char* tail = rows.tail(slot(i));
-      for (int64_t at = 0; at < rows.tail_bytes; at += 64) prefetch_far(tail + at);
-    }
+    if (i == 0 || slot(i) != slot(i - 1)) ask_row<Dim>(rows, slot(i));
     Gradient gradient = gradient_of(part_, bags_, low(i));
     const int32_t dim = Dim ? Dim : rows.dim;
     for (int32_t at = 0; at < dim; at += 16) __builtin_prefetch(gradient.row + at);
@@ -212,98 +216,146 @@ inline const float* regularise(const UpdateTable& table, const float* g, const f
   return g;
 }
 
+// What a gradient does to its row.
 template <typename Step, int Dim>
-UpdateCounts run(const UpdatePart& part, const Bags& bags, const uint64_t* sorted, int64_t n, float* scratch) {
-  const UpdateTable& table = *part.table;
-  const Rows& rows = *table.rows;
-  const int32_t dim = Dim ? Dim : rows.dim;
-  const bool is_f32 = Dim || rows.dtype == Dtype::f32;
-  const bool clips = table.clip_value > 0 || table.clip_norm > 0;
-  float* sum = scratch;
-  float* wide = scratch + dim;
-  UpdateCounts counts;
-  uint32_t* changed = part.changed;
-  Pairs<Dim> pairs(part, bags, sorted, n);
-  for (int64_t begin = 0; begin < n;) {
-    const int64_t at = begin;
-    const uint32_t slot = pairs.slot(at);
-    const Segment segment = reduce<Dim>(pairs, at, n, table.reduce, dim, sum);
-    begin = segment.end;
-    char* tail = rows.tail(slot);
-    const float* g = segment.gradient;
+class RowStep {
+ public:
+  SHOAL_INLINE RowStep(const UpdatePart& part, const Bags& bags, float* scratch)
+      : part_(part),
+        bags_(bags),
+        table_(*part.table),
+        rows_(*part.table->rows),
+        clips_(table_.clip_value > 0 || table_.clip_norm > 0),
+        own_(scratch),
+        wide_(scratch + dim()),
+        changed_(part.changed) {}
+
+  SHOAL_INLINE int32_t dim() const { return Dim ? Dim : rows_.dim; }
+  UpdateCounts counts() const {
+    UpdateCounts counts = counts_;
+    counts.changed = changed_ - part_.changed;
+    return counts;
+  }
+  // `g`: the row's gradient, reduced, or null if none reached it that counts; position(): one of those that named the row.
+  template <typename Position>
+  SHOAL_INLINE void take(uint32_t slot, const float* g, const Position& position) {
+    const int32_t dim = this->dim();
+    char* tail = rows_.tail(slot);
     if (!g) {  // a use of the row, and no more
-      rows.flags(tail) = stamped(rows.flags(tail), table.clock);
-      continue;
+      rows_.flags(tail) = stamped(rows_.flags(tail), table_.clock);
+      return;
     }
-    if (rows.flags(tail) & kErased) {
-      ++counts.dropped;
-      continue;
+    if (rows_.flags(tail) & kErased) {
+      ++counts_.dropped;
+      return;
     }
-    if (clips && !finite(g, dim)) {
-      ++counts.nonfinite;
-      continue;
+    if (clips_ && !finite(g, dim)) {
+      ++counts_.nonfinite;
+      return;
     }
-    char* stored = rows.weights(slot);
+    const bool is_f32 = Dim || rows_.dtype == Dtype::f32;
+    char* stored = rows_.weights(slot);
     float* w = reinterpret_cast<float*>(stored);
     if (!is_f32) {
-      w = wide;
-      load_row(rows.dtype, stored, dim, w);
+      w = wide_;
+      load_row(rows_.dtype, stored, dim, w);
     }
-    g = regularise(table, g, w, sum);
+    g = regularise(table_, g, w, own_);
     // Its square too: Adagrad and Adam keep it.
     const float squares = sum_squares(g, dim);
     if (!(squares <= kMostSquares)) {
-      ++counts.nonfinite;
-      continue;
+      ++counts_.nonfinite;
+      return;
     }
-    if (table.shrink != 1.0f)
-      for (int32_t i = 0; i < dim; ++i) w[i] *= table.shrink;
-    Step::step(w, g, squares, rows.state(tail), dim, table.hyper);
-    if (table.max_norm > 0) {
-      const float factor = factor_to(table.max_norm, w, dim);
+    if (table_.shrink != 1.0f)
+      for (int32_t i = 0; i < dim; ++i) w[i] *= table_.shrink;
+    Step::step(w, g, squares, rows_.state(tail), dim, table_.hyper);
+    if (table_.max_norm > 0) {
+      const float factor = factor_to(table_.max_norm, w, dim);
       if (factor < 1.0f)
         for (int32_t i = 0; i < dim; ++i) w[i] *= factor;
     }
     if (!is_f32)
-      store_stochastic(rows.dtype, stored, dim, w, table.rounding_stream, bags.key(pairs.low(at)), table.step);
-    if (rows.score(tail) < table.score) rows.set_score(tail, table.score);
-    const uint32_t flags = rows.flags(tail);
-    if (changed) {  // without a branch on the flag: in a row of batches it is set for any part of the rows
-      *changed = slot;
-      changed += (flags & kChanged) == 0;
+      store_stochastic(rows_.dtype, stored, dim, w, table_.rounding_stream, bags_.key(position()), table_.step);
+    if (rows_.score(tail) < table_.score) rows_.set_score(tail, table_.score);
+    const uint32_t flags = rows_.flags(tail);
+    if (changed_) {  // without a branch on the flag: in a row of batches it is set for any part of the rows
+      *changed_ = slot;
+      changed_ += (flags & kChanged) == 0;
     }
-    rows.flags(tail) = stamped(flags | kChanged | kDirty, table.clock);
-    ++counts.rows;
+    rows_.flags(tail) = stamped(flags | kChanged | kDirty, table_.clock);
+    ++counts_.rows;
   }
-  counts.changed = changed - part.changed;
-  return counts;
+
+ private:
+  const UpdatePart& part_;
+  const Bags& bags_;
+  const UpdateTable& table_;
+  const Rows& rows_;
+  const bool clips_;
+  float* own_;   // a gradient that is clipped or decayed
+  float* wide_;  // a row of 16 bits, as floats
+  uint32_t* changed_;
+  UpdateCounts counts_;
+};
+
+template <typename Step, int Dim>
+UpdateCounts run_sorted(const UpdatePart& part, const Bags& bags, const uint64_t* sorted, int64_t n, float* scratch) {
+  RowStep<Step, Dim> step(part, bags, scratch);
+  Pairs<Dim> pairs(part, bags, sorted, n);
+  for (int64_t begin = 0; begin < n;) {
+    const int64_t at = begin;
+    const Segment segment = reduce<Dim>(pairs, at, n, part.table->reduce, step.dim(), scratch);
+    begin = segment.end;
+    step.take(pairs.slot(at), segment.gradient, [&] { return pairs.low(at); });
+  }
+  return step.counts();
+}
+
+template <typename Step, int Dim>
+UpdateCounts run_summed(const UpdatePart& part, const Bags& bags, const UpdateRows& summed, float* scratch) {
+  RowStep<Step, Dim> step(part, bags, scratch);
+  for (int64_t i = 0; i < kAhead && i < summed.count; ++i) ask_row<Dim>(*part.table->rows, summed.slot(i));
+  for (int64_t i = 0; i < summed.count; ++i) {
+    if (i + kAhead < summed.count) {
+      ask_row<Dim>(*part.table->rows, summed.slot(i + kAhead));
+      const float* sum = summed.sum(i + kAhead, step.dim());
+      for (int32_t at = 0; at < step.dim(); at += 16) __builtin_prefetch(sum + at);
+    }
+    step.take(summed.slot(i), summed.sum(i, step.dim()), [&] { return summed.position(i); });
+  }
+  return step.counts();
 }
 
 // The usual widths are compiled as constants: loops without a remainder, and a third fewer instructions a row.
 template <typename Step>
-UpdateCounts run_width(const UpdatePart& part, const Bags& bags, const uint64_t* sorted, int64_t n, float* scratch) {
+UpdateCounts run_width(const UpdatePart& part, const Bags& bags, const UpdateRows& given, float* scratch) {
+  auto run = [&]<int Dim>() {
+    return given.sorted ? run_sorted<Step, Dim>(part, bags, given.sorted, given.count, scratch)
+                        : run_summed<Step, Dim>(part, bags, given, scratch);
+  };
   const Rows& rows = *part.table->rows;
   switch (rows.dtype == Dtype::f32 ? rows.dim : 0) {
-    case 16: return run<Step, 16>(part, bags, sorted, n, scratch);
-    case 32: return run<Step, 32>(part, bags, sorted, n, scratch);
-    case 48: return run<Step, 48>(part, bags, sorted, n, scratch);
-    case 64: return run<Step, 64>(part, bags, sorted, n, scratch);
-    case 96: return run<Step, 96>(part, bags, sorted, n, scratch);
-    case 128: return run<Step, 128>(part, bags, sorted, n, scratch);
-    default: return run<Step, 0>(part, bags, sorted, n, scratch);
+    case 16: return run.template operator()<16>();
+    case 32: return run.template operator()<32>();
+    case 48: return run.template operator()<48>();
+    case 64: return run.template operator()<64>();
+    case 96: return run.template operator()<96>();
+    case 128: return run.template operator()<128>();
+    default: return run.template operator()<0>();
   }
 }
 
-UpdateCounts run_any(const UpdatePart& part, const Bags& bags, const uint64_t* sorted, int64_t n, float* scratch) {
+UpdateCounts run_any(const UpdatePart& part, const Bags& bags, const UpdateRows& given, float* scratch) {
   switch (part.table->optimizer) {
-    case Optimizer::sgd: return run_width<Sgd>(part, bags, sorted, n, scratch);
-    case Optimizer::momentum: return run_width<Momentum>(part, bags, sorted, n, scratch);
-    case Optimizer::adagrad: return run_width<Adagrad>(part, bags, sorted, n, scratch);
-    case Optimizer::rowwise_adagrad: return run_width<RowwiseAdagrad>(part, bags, sorted, n, scratch);
-    case Optimizer::adam: return run_width<Adam>(part, bags, sorted, n, scratch);
-    case Optimizer::partial_rowwise_adam: return run_width<PartialRowwiseAdam>(part, bags, sorted, n, scratch);
-    case Optimizer::ftrl: return run_width<Ftrl>(part, bags, sorted, n, scratch);
-    case Optimizer::assign: return run_width<Assign>(part, bags, sorted, n, scratch);
+    case Optimizer::sgd: return run_width<Sgd>(part, bags, given, scratch);
+    case Optimizer::momentum: return run_width<Momentum>(part, bags, given, scratch);
+    case Optimizer::adagrad: return run_width<Adagrad>(part, bags, given, scratch);
+    case Optimizer::rowwise_adagrad: return run_width<RowwiseAdagrad>(part, bags, given, scratch);
+    case Optimizer::adam: return run_width<Adam>(part, bags, given, scratch);
+    case Optimizer::partial_rowwise_adam: return run_width<PartialRowwiseAdam>(part, bags, given, scratch);
+    case Optimizer::ftrl: return run_width<Ftrl>(part, bags, given, scratch);
+    case Optimizer::assign: return run_width<Assign>(part, bags, given, scratch);
   }
   return {};
 }

@@ -82,34 +82,47 @@ Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* s
   }
   ThreadPool& pool = ThreadPool::instance();
   threads = threads_for(keys, kPoolTaskRows, threads);
+  bool may_bear = false;
+  for (const LookupPart& part : parts) may_bear |= part.waits;
+  // In the order of the tables, as in the backward: each row is read and written by the same thread.
   std::vector<int64_t> work(tasks.size());
-  for (size_t t = 0; t < tasks.size(); ++t) work[t] = keys_of(tasks[t], bags);
+  for (size_t t = 0; t < tasks.size(); ++t)
+    work[t] = known ? keys_of(tasks[t], bags) : row_work(*tasks[t].feature->rows, keys_of(tasks[t], bags));
   Found found;
   found.missing.assign(parts.size(), 0);
-  std::vector<char> lacks(tasks.size(), 0);
+  enum State : char { lacks = 1, pooled = 2 };
+  std::vector<char> state(tasks.size(), 0);
   pool.run(work, threads, [&](int64_t t) {
-    size_t at = static_cast<size_t>(t);
-    const Index& index = *parts[part_of[at]].index;
-    int64_t lost = known ? find_rest(index, tasks[at], bags, known, slots) : find_task(index, tasks[at], bags, slots);
-    if (!lost) return;
-    lacks[at] = 1;
-    std::atomic_ref<int64_t>(found.missing[part_of[at]]).fetch_add(lost, std::memory_order_relaxed);
+    const PoolTask& task = tasks[static_cast<size_t>(t)];
+    const size_t part = part_of[static_cast<size_t>(t)];
+    const Index& index = *parts[part].index;
+    int64_t lost;
+    bool is_pooled = false;
+    if (known) {
+      lost = find_rest(index, task, bags, known, slots);
+    } else if (index.size() == 0) {
+      lost = find_task(index, task, bags, slots);
+    } else {
+      const Positions at = positions_of(task, bags);
+      uint32_t* own = slots + task.feature->copy * bags.count;
+      lost = find_and_pool_task(task, bags, {index.view(), at.begin, at.end, own, may_bear}, out_dtype);
+      is_pooled = lost == 0 || !may_bear;
+    }
+    state[static_cast<size_t>(t)] = (lost ? lacks : 0) | (is_pooled ? pooled : 0);
+    if (lost) std::atomic_ref<int64_t>(found.missing[part]).fetch_add(lost, std::memory_order_relaxed);
   });
   bool births = false;
   for (size_t p = 0; p < parts.size(); ++p) births |= parts[p].waits && found.missing[p];
   // A part that only reads may lack a key that another part is about to give a row, so it waits too.
-  // In the order of the tables, as in the backward: each row is read and written by the same thread.
   std::vector<PoolTask> ready;
   work.clear();
   for (size_t t = 0; t < tasks.size(); ++t)
-    if (births && lacks[t]) {
+    if (births && (state[t] & lacks)) {
       found.rest.push_back({part_of[t], tasks[t]});
-    } else {
+    } else if (!(state[t] & pooled)) {
       ready.push_back(tasks[t]);
       work.push_back(row_work(*tasks[t].feature->rows, keys_of(tasks[t], bags)));
     }
-  // A second sweep, not the end of the first: all misses of a sweep are then of one kind, and the rows of uniform keys
-  // arrive in 0.85 of the time.
   pool.run(work, threads, [&](int64_t t) { pool_task(ready[static_cast<size_t>(t)], bags, out_dtype); });
   return found;
 }

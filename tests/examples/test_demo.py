@@ -73,7 +73,7 @@ def test_bad_arguments_are_refused(arguments, capsys):
 def test_the_demo_gives_the_numbers_of_the_readme(tmp_path, capsys):
     assert main(["--out", str(tmp_path)]) == 0
     ours, theirs, gain = (float(cell) for cell in report(capsys)[-1].strip("│").split("│")[-3:])
-    said = re.search(r"AUC is ([\d.]+), against ([\d.]+) .*?: \.(\d+) more", README.read_text(), re.DOTALL)
+    said = re.search(r"AUC is ([\d.]+), against ([\d.]+)\s.*?: \.(\d+)\s+more", README.read_text(), re.DOTALL)
     assert (f"{ours:.2f}", f"{theirs:.2f}", f"{gain:.2f}") == (said[1], said[2], f"0.{said[3]}")
 
 

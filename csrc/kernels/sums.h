@@ -1,0 +1,49 @@
+// The gradients of a table's rows, added up without a sort: for batches whose keys repeat.
+//
+// Positions are walked in order. Each row that they name gets a number and a sum when it comes first, and a row that comes
+// again adds to its sum, which is in a cache by then. A sum has the bits that adding a sorted row's gradients has.
+#pragma once
+
+#include <cstdint>
+
+#include "base/cpu.h"
+#include "kernels/update.h"
+
+namespace shoal {
+
+// Room for the rows that up to `positions` positions name.
+struct SumRoom {
+  float* sums;       // [positions, dim]
+  uint64_t* rows;    // [positions]: slot << 32 | number of the sum
+  uint64_t* spare;   // [positions], to sort them
+  uint32_t* first;   // [positions]: the first position that named the row, by number
+  uint64_t* places;  // [sum_places(positions)]: where a slot's number is found
+};
+
+// Places a row: most rows are found in the first place that is looked at.
+static constexpr int64_t kSumPlaces = 6;
+
+// A power of two, as many as that many rows may come to need.
+inline int64_t sum_places(int64_t positions) {
+  int64_t places = 1024;
+  while (places < 2 * kSumPlaces * positions) places *= 2;
+  return places;
+}
+
+// Which of a table's positions: those whose slot >> shift is `number`.
+struct SlotRange {
+  int shift;
+  uint32_t number;
+};
+
+struct SumKernel {
+  // Returns the number of rows. REQUIRES: the table's gradients are reduced by their sum.
+  int64_t (*run)(const UpdatePart& part, const Bags& bags, SlotRange range, const SumRoom& room);
+};
+SHOAL_DISPATCH(SumKernel, sum_kernel)
+
+// Whether so many of the positions of a table's features name a row that another one names, by a sample, that adding up
+// without a sort is faster.
+bool keys_repeat(const GradientRow* features, int64_t feature_count, const Bags& bags);
+
+}  // namespace shoal
