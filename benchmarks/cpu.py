@@ -11,14 +11,15 @@ from torch import Tensor
 
 from benchmarks import memory, work
 from benchmarks.check import same_forward, same_rows, same_step
+from benchmarks.effort import FULL
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.ours import OneTable, ShoalBags, threads
-from benchmarks.peers import Bags
+from benchmarks.peers import FBGEMM, PANDAS, Bags
 from benchmarks.peers.fbgemm import FbgemmBags, FbgemmMap, FbgemmPair, FbgemmPrunedOp
 from benchmarks.peers.pandas_index import PandasIndex
 from benchmarks.peers.torch_bag import TorchBags
 from benchmarks.registry import Limit, Limits, Registry
-from benchmarks.roof import RoofBags, RoofMap
+from benchmarks.roof import PLAIN_C, RoofBags, RoofMap
 from shoal.index.host import HostIndex
 from shoal.ops.hash_ids import hash_ids
 from shoal.ops.hash_ids.reference import id_of
@@ -31,7 +32,6 @@ ALONE = "shoal, one thread"
 HALF = Limit(0.6)  # of the time on one thread, for two
 LR = 0.05
 EPS = 1e-12  # torch's SparseAdam adds it before the bias correction, ours after: so small that it does not matter
-KEYS_A_BATCH = work.TABLES * work.BATCH * work.BAG
 
 
 def other_dims(limits: Limits) -> Callable[..., Limits]:
@@ -63,16 +63,18 @@ def _field(bench: Bench, dim: int, optimizer: str) -> Field:
     settings = (rows, dim, optimizer, LR, EPS)
     ours = ShoalBags(dim, optimizer, LR, EPS)
     peers: list[Any] = [TorchBags(*settings)]
-    if optimizer != "adam":  # FBGEMM's CPU build has none
+    with_fbgemm = FBGEMM.is_installed and optimizer != "adam"  # its CPU build has none
+    if with_fbgemm:
         peers.insert(0, FbgemmBags(*settings))
     for table in range(work.TABLES):
         values = work.rows(table, rows, dim)
         for bags in (ours, *peers):
             bags.load(table, values)
-    if optimizer != "adam":
+    if with_fbgemm:
         peers.insert(1, FbgemmPair(peers[0], *settings))
-    batches = {name: work.batches(name, rows) for name in work.DISTRIBUTIONS}
-    gradient = work.gradient(dim)
+    bags, count = bench.effort.bags, bench.effort.batches
+    batches = {name: work.batches(name, rows, bags, count) for name in work.DISTRIBUTIONS}
+    gradient = work.gradient(dim, bags)
     same_forward(ours, peers, [of[0] for of in batches.values()])
     with ours.evaluating():
         same_forward(ours, peers, [of[1] for of in batches.values()])
@@ -87,6 +89,10 @@ def _field(bench: Bench, dim: int, optimizer: str) -> Field:
 
 def _field_of(bench: Bench, dim: int, optimizer: str) -> Field:
     return bench.keep(f"tables of dim {dim} with {optimizer}", lambda: _field(bench, dim, optimizer))
+
+
+def _keys_a_batch(bench: Bench) -> int:
+    return work.TABLES * bench.effort.bags * work.BAG
 
 
 def _over(batches: Sequence[T], step: Callable[[T], object]) -> Callable[[int], object]:
@@ -107,7 +113,7 @@ def eval_forward(bench: Bench, dim: int, ids: str) -> Result:
     batches = field.batches[ids]
     contenders = [Contender(OURS, _over(batches, field.ours.lookup), around=field.ours.evaluating)]
     contenders += [Contender(peer.name, _over(batches, peer.lookup)) for peer in field.peers]
-    if dim == 64:
+    if dim == 64 and PLAIN_C.is_installed:
         roof = bench.keep("plain C, dim 64", lambda: _roof(bench, dim))
         same_forward(roof, [_Hashed(roof)], batches[:1])
         contenders.append(Contender("plain C, known rows", _over(batches, roof.forward)))
@@ -126,7 +132,7 @@ class _Hashed:
 
 def _roof(bench: Bench, dim: int) -> RoofBags:
     rows = bench.effort.live_rows
-    roof = RoofBags(rows, dim)
+    roof = RoofBags(rows, dim, bench.effort.bags)
     for table in range(work.TABLES):
         roof.load(table, work.rows(table, rows, dim))
     roof.add_hash([work.keys_of(torch.arange(rows), stream=table) for table in range(work.TABLES)])
@@ -141,7 +147,7 @@ def _train(bench: Bench, dim: int, ids: str, optimizer: str) -> Result:
     ]
     contenders.insert(1, replace(contenders[0], name=ALONE, around=lambda: threads(1)))
     # Every row's optimizer state has its page: torch makes it when first touched.
-    return bench.alternate(contenders, warm_steps=work.BATCHES)
+    return bench.alternate(contenders, warm_steps=bench.effort.batches)
 
 
 @registry.case(
@@ -167,17 +173,13 @@ def train_rowwise_adagrad(bench: Bench, dim: int, ids: str) -> Result:
 def train_on_one_thread(bench: Bench, dim: int, ids: str) -> Result:
     field = _field_of(bench, dim, "rowwise_adagrad")
     batches = field.batches[ids]
-    fbgemm = field.peers[0]
-    return bench.alternate(
-        [
-            Contender(
-                OURS,
-                _over(batches, lambda batch: field.ours.step(batch, field.gradient)),
-                around=lambda: threads(1),
-            ),
-            Contender(fbgemm.name, _over(batches, lambda batch: fbgemm.step(batch, field.gradient))),
-        ]
-    )
+    contenders = [
+        Contender(bags.name, _over(batches, lambda batch, bags=bags: bags.step(batch, field.gradient)))
+        for bags in (field.ours, *field.peers)
+        if bags.name in (OURS, "fbgemm")
+    ]
+    contenders[0] = replace(contenders[0], around=lambda: threads(1))
+    return bench.alternate(contenders)
 
 
 @registry.case(
@@ -218,15 +220,15 @@ NEW_STEPS = 3  # a turn: each leaves 164 k rows behind
 )
 def every_key_new(bench: Bench, tables: str) -> Result:
     """In empty tables each turn begins with a new collection; in full ones new keys come to the live rows."""
-    dim = 64
-    gradient = work.gradient(dim)
+    dim, size = 64, bench.effort.bags
+    gradient = work.gradient(dim, size)
     known: list[work.Batch] = []
     full: ShoalBags | None = None
     if tables == "full":
         full = ShoalBags(dim, "rowwise_adagrad", LR, EPS)
         for table in range(work.TABLES):
             full.load(table, work.rows(table, bench.effort.live_rows, dim))
-        known = work.batches("uniform", bench.effort.live_rows)
+        known = work.batches("uniform", bench.effort.live_rows, size, bench.effort.batches)
     fresh = iter(range(1 << 30))
     rounds: dict[str, list[float]] = {OURS: [], "all keys known": []}
     before = bench.gate.redone, bench.gate.disturbed
@@ -234,7 +236,7 @@ def every_key_new(bench: Bench, tables: str) -> Result:
     def turn() -> tuple[float, float]:
         bags = full or ShoalBags(dim, "rowwise_adagrad", LR, EPS)
         count = NEW_STEPS if full else 1
-        unseen = [work.new_keys(next(fresh)) for _ in range(count)]
+        unseen = [work.new_keys(next(fresh), size) for _ in range(count)]
         again = known or unseen
         born, hit = [], []
         for batch in unseen:
@@ -266,12 +268,12 @@ def every_key_new(bench: Bench, tables: str) -> Result:
     limits={FbgemmMap.name: Limit(1.4), RoofMap.name: Limit(0.7)},
 )
 def find(bench: Bench) -> Result:
-    count = bench.effort.find_keys
+    count, asked_keys = bench.effort.find_keys, _keys_a_batch(bench)
     ids = torch.arange(count)
     keys = work.keys_of(ids)
     natural = keys & (2**63 - 1)  # FBGEMM's op takes no negative keys
     small = (ids * 2654435761 % 2**31).int()  # and its map takes int32 only
-    asked = [work.draw("uniform", count, (KEYS_A_BATCH,), seed) for seed in range(work.BATCHES)]
+    asked = [work.draw("uniform", count, (asked_keys,), seed) for seed in range(bench.effort.batches)]
 
     one_table = OneTable(count, dim=1)
     group, number = one_table.bags.table("t").place
@@ -280,24 +282,25 @@ def find(bench: Bench) -> Result:
     if len(slots.unique()) != count or int(slots.min()) < 0:
         raise AssertionError("a key of the table has no slot of its own")
     queries = [keys[one] for one in asked]
-    contenders = [Contender(OURS, _over(queries, index.find), KEYS_A_BATCH)]
+    contenders = [Contender(OURS, _over(queries, index.find), asked_keys)]
     same_rows("shoal find", index.find(queries[0]), slots[asked[0]])
 
-    for peer, own in ((FbgemmMap, small), (FbgemmPrunedOp, natural)):
+    for peer, own in ((FbgemmMap, small), (FbgemmPrunedOp, natural)) if FBGEMM.is_installed else ():
         made = peer(own)
         halves = [list(own[one].chunk(2)) for one in asked]
         same_rows(f"{peer.name} find", torch.cat(made.find(halves[0])), asked[0])
-        contenders.append(Contender(peer.name, _over(halves, made.find), KEYS_A_BATCH))
+        contenders.append(Contender(peer.name, _over(halves, made.find), asked_keys))
 
-    roof = RoofMap(keys)
-    out = torch.empty(KEYS_A_BATCH, dtype=torch.int64)
-    same_rows("plain C find", roof.find(queries[0], out), asked[0])
-    contenders.append(Contender(roof.name, _over(queries, lambda some: roof.find(some, out)), KEYS_A_BATCH))
+    if PLAIN_C.is_installed:
+        roof = RoofMap(keys)
+        out = torch.empty(asked_keys, dtype=torch.int64)
+        same_rows("plain C find", roof.find(queries[0], out), asked[0])
+        contenders.append(Contender(roof.name, _over(queries, lambda some: roof.find(some, out)), asked_keys))
 
-    if PandasIndex.available:
+    if PANDAS.is_installed:
         pandas = PandasIndex(keys)
         same_rows("pandas find", pandas.find(queries[0]), asked[0])
-        contenders.append(Contender(pandas.name, _over(queries, pandas.find), KEYS_A_BATCH))
+        contenders.append(Contender(pandas.name, _over(queries, pandas.find), asked_keys))
     return bench.alternate(contenders, unit="M keys/s", scale=1e6, rate=True)
 
 
@@ -339,8 +342,9 @@ def _grown(bench: Bench) -> list[OneTable]:
 
 def _queries(bench: Bench) -> list[list[Tensor]]:
     small, large = bench.effort.growth_rows
+    shape = (_keys_a_batch(bench),)
     return [
-        [work.keys_of(work.draw("uniform", rows, (KEYS_A_BATCH,), seed)) for seed in range(work.BATCHES)]
+        [work.keys_of(work.draw("uniform", rows, shape, seed)) for seed in range(bench.effort.batches)]
         for rows in (large, small)
     ]
 
@@ -356,8 +360,8 @@ def find_growth(bench: Bench) -> Result:
     contenders = []
     for name, one, queries in zip((OURS, *GROWN_LIMITS), tables, _queries(bench), strict=True):
         contains = one.bags.table("t").contains
-        same_rows(f"keys of {name}", contains(queries[0]), torch.ones(KEYS_A_BATCH, dtype=torch.bool))
-        contenders.append(Contender(name, _over(queries, contains), KEYS_A_BATCH))
+        same_rows(f"keys of {name}", contains(queries[0]), torch.ones_like(queries[0], dtype=torch.bool))
+        contenders.append(Contender(name, _over(queries, contains), len(queries[0])))
     return bench.alternate(contenders, unit="ns/key", scale=1e9)
 
 
@@ -368,12 +372,13 @@ def find_growth(bench: Bench) -> Result:
     stage="growth",
 )
 def step_growth(bench: Bench) -> Result:
-    bags = KEYS_A_BATCH // work.BAG
+    keys_a_batch = _keys_a_batch(bench)
+    bags = keys_a_batch // work.BAG
     lengths = torch.full((bags,), work.BAG)
     gradient = torch.randn(bags, 8)
     return bench.alternate(
         [
-            Contender(name, _over(queries, lambda keys, one=one: one.step(keys, lengths, gradient)), KEYS_A_BATCH)
+            Contender(name, _over(queries, lambda keys, one=one: one.step(keys, lengths, gradient)), keys_a_batch)
             for name, one, queries in zip((OURS, *GROWN_LIMITS), _grown(bench), _queries(bench), strict=True)
         ],
         unit="ns/key",
@@ -384,12 +389,12 @@ def step_growth(bench: Bench) -> Result:
 # -- Memory -----------------------------------------------------------------------------------------------------------
 
 MEMORY_DIMS = (8, 32, 64, 128)
-MEMORY_ROWS = (125_000, 300_000, 1_000_000, 2_000_000)
 
 
 def _memory(bench: Bench, dim: int) -> dict[str, Any]:
-    rows = [str(count) for count in MEMORY_ROWS]
-    return bench.keep(f"memory of dim {dim}", lambda: memory.probe("grow", "--dim", str(dim), "--rows", *rows))
+    sizes = bench.effort.memory
+    asked = ["grow", "--dim", str(dim), "--rows", *map(str, sizes.rows), "--judged-from", str(sizes.judged_from)]
+    return bench.keep(f"memory of dim {dim}", lambda: memory.probe(*asked))
 
 
 @registry.case(
@@ -398,11 +403,13 @@ def _memory(bench: Bench, dim: int) -> dict[str, Any]:
     limits={"allowed": Limit(1.0)},
     stage="memory {dim}",
     dim=MEMORY_DIMS,
-    rows=MEMORY_ROWS,
+    rows=FULL.memory.rows,
 )
 def bytes_per_row(bench: Bench, dim: int, rows: int) -> Result:
     taken = _memory(bench, dim)
-    return Result("bytes/row", {OURS: [taken["bytes_per_row"][str(rows)]], "allowed": [1.1 * taken["row_bytes"] + 40]})
+    grown_to = bench.effort.memory.rows[FULL.memory.rows.index(rows)]
+    allowed = 1.1 * taken["row_bytes"] + 40
+    return Result("bytes/row", {OURS: [taken["bytes_per_row"][str(grown_to)]], "allowed": [allowed]})
 
 
 @registry.case(
@@ -422,7 +429,7 @@ def largest_jump(bench: Bench, dim: int) -> Result:
     limits={"alive": Limit(1.5)},
 )
 def after_erase(bench: Bench) -> Result:
-    taken: dict[str, Any] = memory.probe("erase", "--dim", "64", "--rows", str(bench.effort.erase_rows))
+    taken: dict[str, Any] = memory.probe("erase", "--dim", "64", "--rows", str(bench.effort.memory.erase_rows))
     mib = 1 << 20
     return Result(
         "MiB",

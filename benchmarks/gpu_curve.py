@@ -8,9 +8,10 @@ from rich.progress import track
 
 from benchmarks import curve, record
 from benchmarks.curve import Point
+from benchmarks.effort import FULL
 from benchmarks.gpu import Batch, Ours
 from benchmarks.gpu_tiers import TIER_STEPS, TIER_WORK, held_tiers, rows_ahead, tier_batches
-from benchmarks.measure import FULL, Bench
+from benchmarks.measure import Bench
 
 # Keys of a table to draw from, as parts of those that fit device memory.
 POOLS = (0.95, 1.1, 1.37, 1.8, 2.7, 4.5, 8.0)

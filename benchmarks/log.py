@@ -20,30 +20,21 @@ from torch import Tensor
 
 import shoal
 from benchmarks import memory
+from benchmarks.effort import DiskSizes
 from benchmarks.measure import OURS, Bench, Result
-from benchmarks.peers import fio
+from benchmarks.peers import FIO, fio
 from benchmarks.registry import Limit, Registry
 from benchmarks.scratch import folder
 from benchmarks.settled import settled
 from benchmarks.work import keys_of
 
 registry = Registry()
-ROWS = 10_000_000
 DIM = 64
 PART = 0.01
 SMALL_PART = 0.002
-COMMITS = 100
-BAGS = 4096
 BAG = 20
 CHUNK = 1 << 20
-# Of tracking: turns between commits, and steps of one, in which nearly all rows change for the first time.
-TRACKED_TURNS = 60
-TRACKED_STEPS = 8
-ALONE_STEPS = 40
-
-
-def rows_of(bench: Bench) -> int:
-    return ROWS if bench.effort.rounds > 3 else ROWS // 100
+TRACKED_STEPS = 8  # between two commits: in so many nearly all rows change for the first time
 
 
 def collection() -> shoal.EmbeddingBagCollection:
@@ -104,7 +95,7 @@ def torch_save(path: pathlib.Path, tensors: dict[str, Tensor]) -> None:
     stage="whole",
 )
 def save(bench: Bench) -> Result:
-    rows = rows_of(bench)
+    rows = bench.effort.log.rows
     bags = bench.keep("table", lambda: filled(rows))
     tensors = dict(bags.state_dict().items())
     rounds: dict[str, list[float]] = {OURS: [], "torch.save": []}
@@ -127,7 +118,7 @@ def save(bench: Bench) -> Result:
     stage="whole",
 )
 def commit(bench: Bench) -> Result:
-    rows = rows_of(bench)
+    rows = bench.effort.log.rows
     bags = bench.keep("table", lambda: filled(rows))
     rounds: dict[str, list[float]] = {OURS: [], "write + fsync": []}
     with folder() as here, shoal.ChangeLog(here / "log", segment="100GiB") as log:
@@ -154,7 +145,7 @@ def commit(bench: Bench) -> Result:
     stage="whole",
 )
 def load(bench: Bench) -> Result:
-    rows = rows_of(bench)
+    rows = bench.effort.log.rows
     bags = bench.keep("table", lambda: filled(rows))
     rounds: dict[str, list[float]] = {OURS: [], "asked": []}
     with folder() as here:
@@ -168,11 +159,18 @@ def load(bench: Bench) -> Result:
                 ours = size / 1e9 / seconds(lambda other=other: shoal.load(here / "saved", other))
                 assert len(other.table("t")) == rows
                 del other
-                disk = fio.run(here / "fio", "read", "4M", 8, 1 << 30, 2.0)["bytes"] / 1e9
+                asked = _asked(here, bench.effort.disk) if FIO.is_installed else None
                 if number:
                     rounds[OURS].append(ours)
-                    rounds["asked"].append(min(1.0, 0.8 * disk))
-    return Result("GB/s", rounds, higher_is_better=True)
+                    if asked is not None:
+                        rounds["asked"].append(asked)
+    return Result("GB/s", {name: values for name, values in rounds.items() if values}, higher_is_better=True)
+
+
+def _asked(here: pathlib.Path, sizes: DiskSizes) -> float:
+    """GB of rows a second."""
+    read = fio.run(here / "fio", "read", "4M", 8, sizes.file_bytes, sizes.turn_seconds)["bytes"]
+    return min(1.0, 0.8 * read / 1e9)
 
 
 @registry.case(
@@ -183,7 +181,7 @@ def load(bench: Bench) -> Result:
 )
 def load_memory(bench: Bench) -> Result:
     bench.say("loading in another process")
-    taken: dict[str, Any] = memory.probe("load", "--dim", str(DIM), "--rows", str(rows_of(bench)))
+    taken: dict[str, Any] = memory.probe("load", "--dim", str(DIM), "--rows", str(bench.effort.log.rows))
     bench.tell(f"the table takes {taken['table'] / 1e6:.0f} MB")
     return Result("MB", {OURS: [taken["taken"] / 1e6], "allowed": [taken["table"] / 1e6 + 256]})
 
@@ -195,11 +193,12 @@ def load_memory(bench: Bench) -> Result:
     stage="whole",
 )
 def recover(bench: Bench) -> Result:
-    rows = rows_of(bench)
+    rows = bench.effort.log.rows
     rounds: dict[str, list[float]] = {OURS: [], "load": []}
     with folder() as here:
-        bench.say(f"{COMMITS} commits in another process")
-        died = subprocess.run([sys.executable, "-m", "benchmarks.log", str(here), str(rows)])
+        commits = bench.effort.log.commits
+        bench.say(f"{commits} commits in another process")
+        died = subprocess.run([sys.executable, "-m", "benchmarks.log", str(here), str(rows), str(commits)])
         assert died.returncode == -signal.SIGKILL, died
         size = bytes_of(here / "log" / "segments") + bytes_of(here / "log" / "snapshots")
         whole = bytes_of(here / "saved" / "snapshots")
@@ -221,23 +220,23 @@ def recover(bench: Bench) -> Result:
     return Result("s", rounds)
 
 
-def die(here: pathlib.Path, rows: int) -> None:
+def die(here: pathlib.Path, rows: int, commits: int) -> None:
     """Leave a log of a snapshot and commits, and a checkpoint of the same rows, as who is killed does."""
     bags = filled(rows)
     shoal.save(here / "log", bags)
     shoal.recover(here / "log", bags)
     log = shoal.ChangeLog(here / "log")
-    for _ in range(COMMITS):
+    for _ in range(commits):
         change(bags, rows, SMALL_PART)
         log.commit(bags)
     shoal.save(here / "saved", bags)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def batches(rows: int, count: int) -> list[shoal.KeyedJaggedTensor]:
-    lengths = torch.full((BAGS,), BAG)
+def batches(rows: int, bags: int, count: int) -> list[shoal.KeyedJaggedTensor]:
+    lengths = torch.full((bags,), BAG)
     return [
-        shoal.KeyedJaggedTensor(["t"], keys_of(torch.randint(0, rows, (BAGS * BAG,))), lengths=lengths)
+        shoal.KeyedJaggedTensor(["t"], keys_of(torch.randint(0, rows, (bags * BAG,))), lengths=lengths)
         for _ in range(count)
     ]
 
@@ -254,8 +253,9 @@ def step(bags: shoal.EmbeddingBagCollection, batch: shoal.KeyedJaggedTensor) -> 
     stage="tracking",
 )
 def tracking(bench: Bench) -> Result:
-    rows = rows_of(bench) // 10
-    work = batches(rows, 64)
+    sizes = bench.effort.log
+    rows = sizes.rows // 10
+    work = batches(rows, sizes.bags, sizes.batches)
     both = {OURS: filled(rows), "without": filled(rows)}
     rounds: dict[str, list[float]] = {name: [] for name in both}
     number = 0
@@ -263,7 +263,7 @@ def tracking(bench: Bench) -> Result:
     gc.disable()  # its turns are longer than what is looked for
     try:
         with folder() as here, shoal.ChangeLog(here / "log", fsync="never") as log:
-            for turn in range(TRACKED_TURNS):
+            for turn in range(sizes.turns):
                 log.commit(both[OURS])  # else all rows are known to have changed before long
                 taken: dict[str, list[float]] = {name: [] for name in both}
                 for at in range(TRACKED_STEPS + 1):
@@ -289,8 +289,9 @@ def tracking(bench: Bench) -> Result:
     stage="beside",
 )
 def beside(bench: Bench) -> Result:
-    rows = rows_of(bench)
-    bags, work = filled(rows), batches(rows, 16)
+    sizes = bench.effort.log
+    rows = sizes.rows
+    bags, work = filled(rows), batches(rows, sizes.bags, 16)
     rounds: dict[str, list[float]] = {OURS: [], "alone": []}
     with folder() as here:
         shoal.save(here / "log", bags)
@@ -300,16 +301,16 @@ def beside(bench: Bench) -> Result:
                 bench.say(f"round {number + 1}")
                 change(bags, rows, PART)
                 log.commit(bags)
-                alone = [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(ALONE_STEPS)]
+                alone = [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(sizes.alone_steps)]
                 compaction = threading.Thread(target=log.compact)
                 compaction.start()
                 meanwhile: list[float] = []
-                while compaction.is_alive():
+                while compaction.is_alive() or not meanwhile:
                     batch = work[len(meanwhile) % 16]
                     meanwhile.append(seconds(lambda batch=batch: step(bags, batch)))
                 compaction.join()
                 # Behind it, too: what was written goes to the disk for a while after a commit.
-                alone += [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(ALONE_STEPS)]
+                alone += [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(sizes.alone_steps)]
                 rounds[OURS].append(1e3 * sum(meanwhile) / len(meanwhile))
                 rounds["alone"].append(1e3 * sum(alone) / len(alone))
                 bench.tell(f"{len(meanwhile)} steps beside it, the longest {1e3 * max(meanwhile):.0f} ms")
@@ -317,4 +318,4 @@ def beside(bench: Bench) -> Result:
 
 
 if __name__ == "__main__":
-    die(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+    die(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

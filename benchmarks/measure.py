@@ -11,31 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from benchmarks.effort import FULL, Effort
+
 T = TypeVar("T")
 OURS = "shoal"
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to look. A turn is long enough for /proc/stat, which counts in hundredths of a second."""
-
-    rounds: int = 9
-    turn_seconds: float = 0.3
-    live_rows: int = 1_000_000
-    find_keys: int = 10_000_000
-    growth_rows: tuple[int, int] = (10_000_000, 100_000_000)
-    erase_rows: int = 4_000_000
-
-
-FULL = Effort()
-QUICK = Effort(
-    rounds=3,
-    turn_seconds=0.1,
-    live_rows=50_000,
-    find_keys=500_000,
-    growth_rows=(200_000, 2_000_000),
-    erase_rows=400_000,
-)
 
 
 @dataclass(frozen=True)
@@ -153,6 +132,13 @@ class Bench:
         self.say: Callable[[str], object] = lambda _what: None  # where progress is told
         self.tell: Callable[[str], object] = lambda _what: None  # what belongs beside a case's numbers
         self._kept: dict[str, Any] = {}
+        self._stage: str | None = None
+
+    def enter(self, stage: str) -> None:
+        """Drops what the cases of another stage kept: memory holds the contenders of one stage only."""
+        if stage != self._stage:
+            self.clear()
+            self._stage = stage
 
     def keep(self, name: str, build: Callable[[], T]) -> T:
         if name not in self._kept:
@@ -162,7 +148,7 @@ class Bench:
         return kept
 
     def clear(self) -> None:
-        """Memory holds the contenders of one stage only."""
+        """Drops all that was kept."""
         self._kept.clear()
         gc.collect()
 

@@ -1,8 +1,8 @@
 """Resident memory of one table, in a process of its own: in a used one, freed memory would hide what a table takes.
 
-python -m benchmarks.memory grow --dim 64 --rows 125000 2000000
+python -m benchmarks.memory grow --dim 64 --rows 125000 2000000 --judged-from 100000
 python -m benchmarks.memory erase --dim 64 --rows 4000000
-python -m benchmarks.memory tiers --dim 64 --rows 2000000
+python -m benchmarks.memory tiers --dim 64 --rows 2000000 --steps 400
 python -m benchmarks.memory load --dim 64 --rows 10000000
 """
 
@@ -23,7 +23,6 @@ from benchmarks.work import chunks, keys_of
 
 STEP_KEYS = 2048  # small, so that a jump is the table's and not the batch's
 CHUNK = 1 << 12
-JUDGED_FROM = 100_000  # rows; below, fixed costs decide
 BATCHES_AFTER_ERASE = 64
 LENGTHS = torch.ones(STEP_KEYS, dtype=torch.int64)
 
@@ -66,7 +65,7 @@ def warm(dim: int) -> None:
     subject.handle.erase(keys_of(torch.arange(100)))
 
 
-def grow(dim: int, rows: list[int]) -> dict[str, object]:
+def grow(dim: int, rows: list[int], judged_from: int) -> dict[str, object]:
     warm(dim)
     subject = Subject(dim)
     start = before = resident()
@@ -79,7 +78,7 @@ def grow(dim: int, rows: list[int]) -> dict[str, object]:
         numbers = torch.arange(done, done + size)
         reset_peak()
         subject.train(numbers)
-        if done >= JUDGED_FROM:
+        if done >= judged_from:
             largest_jump = max(largest_jump, (peak_since_reset() - before) / (before - start))
         done += size
         before = resident()
@@ -106,7 +105,7 @@ def erase(dim: int, rows: int) -> dict[str, object]:
     return {"full": full, "at_once": at_once, "after_batches": resident() - start, "alive_rows": len(alive)}
 
 
-def tiers(dim: int, rows: int) -> dict[str, object]:
+def tiers(dim: int, rows: int, steps: int) -> dict[str, object]:
     """The most that was resident while a table was filled and trained whose memory holds a quarter of its rows."""
     row_bytes = shoal.Table("t", dim).row_bytes + 32
     budget, disk = rows * row_bytes // 4, 4 * rows * row_bytes
@@ -116,7 +115,7 @@ def tiers(dim: int, rows: int) -> dict[str, object]:
         def work(subject: Subject, below: int) -> None:
             for numbers in chunks(below, STEP_KEYS):
                 subject.train(numbers)
-            batches = [torch.from_numpy(random.integers(0, below, STEP_KEYS)) for _ in range(400)]
+            batches = [torch.from_numpy(random.integers(0, below, STEP_KEYS)) for _ in range(steps)]
             loader = [shoal.KeyedJaggedTensor(["t"], keys_of(one), lengths=LENGTHS) for one in batches]
             for features in shoal.prefetch(loader, subject.bags):
                 subject.bags(features).values().backward(subject.gradient)
@@ -138,22 +137,22 @@ def tiers(dim: int, rows: int) -> dict[str, object]:
 def load(dim: int, rows: int) -> dict[str, object]:
     """The most that was resident while a checkpoint was loaded into a table."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("SHOAL_BENCH_DIR")) as folder:
-        for name, below in (("tiny", STEP_KEYS), ("rows", rows)):
-            probe("save", "--dim", str(dim), "--rows", str(below), "--path", f"{folder}/{name}")
-        shoal.load(f"{folder}/tiny", Subject(dim).bags)  # what is imported for it is no part of it
+        probe("save", "--dim", str(dim), "--rows", str(STEP_KEYS), str(rows), "--path", folder)
+        shoal.load(f"{folder}/{STEP_KEYS}", Subject(dim).bags)  # what is imported for it is no part of it
         start = resident()
         reset_peak()
         subject = Subject(dim)
-        shoal.load(f"{folder}/rows", subject.bags)
+        shoal.load(f"{folder}/{rows}", subject.bags)
         return {"taken": peak_since_reset() - start, "table": subject.bags.stats()["t"].bytes}
 
 
-def save(dim: int, rows: int, path: str) -> dict[str, object]:
-    """Write a checkpoint, for another process."""
-    subject = Subject(dim)
-    for numbers in chunks(rows, 1 << 20):
-        subject.handle.assign(keys_of(numbers), torch.randn(len(numbers), dim))
-    shoal.save(path, subject.bags)
+def save(dim: int, rows: list[int], path: str) -> dict[str, object]:
+    """Write a checkpoint of each number of rows, for another process: into folders with that name."""
+    for below in rows:
+        subject = Subject(dim)
+        for numbers in chunks(below, 1 << 20):
+            subject.handle.assign(keys_of(numbers), torch.randn(len(numbers), dim))
+        shoal.save(f"{path}/{below}", subject.bags)
     return {}
 
 
@@ -171,14 +170,18 @@ def main() -> None:
     parser.add_argument("what", choices=["grow", "erase", "tiers", "load", "save"])
     parser.add_argument("--dim", type=int, required=True)
     parser.add_argument("--rows", type=int, nargs="+", required=True)
-    parser.add_argument("--path", help="of `save`")
+    parser.add_argument("--judged-from", type=int, help="of `grow`: rows below which jumps are left out")
+    parser.add_argument("--steps", type=int, help="of `tiers`: of training, once the table is filled")
+    parser.add_argument("--path", help="of `save`: the folder of its checkpoints")
     given = parser.parse_args()
     if given.what == "grow":
-        answer = grow(given.dim, given.rows)
+        answer = grow(given.dim, given.rows, given.judged_from)
     elif given.what == "save":
-        answer = save(given.dim, given.rows[0], given.path)
+        answer = save(given.dim, given.rows, given.path)
+    elif given.what == "tiers":
+        answer = tiers(given.dim, given.rows[0], given.steps)
     else:
-        answer = {"erase": erase, "tiers": tiers, "load": load}[given.what](given.dim, given.rows[0])
+        answer = {"erase": erase, "load": load}[given.what](given.dim, given.rows[0])
     print(json.dumps(answer))
 
 

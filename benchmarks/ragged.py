@@ -12,7 +12,6 @@ from benchmarks.work import keys_of
 
 TABLES = 40
 DIMS = (16, 48, 96)
-BATCHES = 6
 EXPONENTS = (1.1, 1.2, 1.4)
 SIZES = (512, 4096)
 LONGEST_BAGS = (1, 1, 5, 20, 60)  # ids; a bag has from none up to so many, and exactly one where the most is one
@@ -79,10 +78,10 @@ class Batch:
         return torch.cat([self.of_table(table) for table in chosen]), offsets
 
 
-def batches(of: Tables, exponent: float, size: int) -> list[Batch]:
+def batches(of: Tables, exponent: float, size: int, count: int) -> list[Batch]:
     made = []
     shares = [np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent) for rows in of.rows]
-    for number in range(BATCHES):
+    for number in range(count):
         random = np.random.default_rng(number)
         ids, keys, lengths = [], [], []
         for table, (rows, longest) in enumerate(zip(of.rows, of.longest, strict=True)):

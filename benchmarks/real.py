@@ -15,6 +15,7 @@ from benchmarks.check import TOLERANCE, Mismatch
 from benchmarks.cpu import ALONE, HALF
 from benchmarks.measure import OURS, Bench, Contender, QuietGate, Result
 from benchmarks.ours import threads
+from benchmarks.peers import FBGEMM
 from benchmarks.peers.tables import FbgemmHalves, FbgemmTables, ShoalTables, TorchTables
 from benchmarks.registry import Limit, Limits, Registry
 
@@ -47,7 +48,7 @@ def _tables(bench: Bench, optimizer: str, pooled: bool) -> Tables:
     of = ragged.tables(2 * bench.effort.live_rows)
     settings = (of, optimizer, LR, EPS)
     ours, peers = ShoalTables(*settings, pooled), [TorchTables(*settings, pooled)]
-    if optimizer != "adam":  # FBGEMM's CPU build has none
+    if FBGEMM.is_installed and optimizer != "adam":  # its CPU build has none
         peers.insert(0, FbgemmTables(*settings, pooled))
         if pooled:
             peers.insert(1, FbgemmHalves(*settings))
@@ -56,12 +57,12 @@ def _tables(bench: Bench, optimizer: str, pooled: bool) -> Tables:
         for one in (ours, *peers):
             one.load(table, values)
     tables = Tables(of, ours, peers)
-    _check(tables, _work_of(tables, 1.2, 64), optimizer)
+    _check(tables, _work_of(tables, 1.2, 64, 1), optimizer)
     return tables
 
 
-def _work_of(tables: Tables, exponent: float, size: int) -> Work:
-    batches = ragged.batches(tables.of, exponent, size)
+def _work_of(tables: Tables, exponent: float, size: int, count: int) -> Work:
+    batches = ragged.batches(tables.of, exponent, size, count)
     inputs = {one.name: [one.inputs(batch) for batch in batches] for one in (tables.ours, *tables.peers)}
     gradients: dict[str, list[Sequence[Tensor]]] = {name: [] for name in inputs}
     for number, batch in enumerate(batches):
@@ -105,8 +106,9 @@ def _check(tables: Tables, work: Work, optimizer: str) -> None:
 def _kept(bench: Bench, optimizer: str, pooled: bool, exponent: float, size: int) -> tuple[Tables, Work]:
     kind = f"{'pooled' if pooled else 'sequences'} with {optimizer}"
     tables = bench.keep(f"forty tables, {kind}", lambda: _tables(bench, optimizer, pooled))
-    size = min(size, bench.effort.live_rows)
-    return tables, bench.keep(f"batches of {size}, zipf {exponent}, {kind}", lambda: _work_of(tables, exponent, size))
+    size, count = min(size, bench.effort.ragged_bags), bench.effort.ragged_batches
+    name = f"batches of {size}, zipf {exponent}, {kind}"
+    return tables, bench.keep(name, lambda: _work_of(tables, exponent, size, count))
 
 
 def _bound(work: Work, of: ragged.Tables, count: int) -> float:
@@ -147,7 +149,7 @@ def _contenders(bench: Bench, tables: Tables, work: Work, call: str, on: int) ->
 
     made = [contender(tables.ours, OURS, on)]
     if on == 1:
-        return [*made, contender(tables.peers[0], tables.peers[0].name, 1)]
+        return made + [contender(one, one.name, 1) for one in tables.peers if one.name == "fbgemm"]
     made.append(contender(tables.ours, ALONE, 1))
     return made + [contender(one, one.name, on) for one in tables.peers]
 
@@ -156,7 +158,9 @@ def _run(
     bench: Bench, call: str, optimizer: str, exponent: float, size: int, *, pooled: bool = True, on: int = 2
 ) -> Result:
     tables, work = _kept(bench, optimizer, pooled, exponent, size)
-    result = bench.alternate(_contenders(bench, tables, work, call, on), warm_steps=ragged.BATCHES)
+    result = bench.alternate(_contenders(bench, tables, work, call, on), warm_steps=bench.effort.ragged_batches)
+    if not roof.PLAIN_C.is_installed:
+        return result
     bound = _bound(work, tables.of, on)
     return replace(result, rounds={**result.rounds, BOUND: [bound] * len(result.rounds[OURS])})
 
@@ -252,7 +256,7 @@ def lookup_beside_others(bench: Bench, busy: int, size: int) -> Result:
     tables, work = _kept(bench, "rowwise_adagrad", True, 1.2, size)
     contenders = [one for one in _contenders(bench, tables, work, "lookup", 2) if one.name != "torch"]
     with busy_processes(busy):
-        return crowded.alternate(contenders, warm_steps=ragged.BATCHES)
+        return crowded.alternate(contenders, warm_steps=bench.effort.ragged_batches)
 
 
 @registry.case(

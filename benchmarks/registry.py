@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.measure import Bench, Result
+from benchmarks.peers import FBGEMM, FIO, PANDAS, ROCKSDB, Peer
+from benchmarks.roof import PLAIN_C
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,17 @@ class Registry:
 
 # The modules that have a suite's cases.
 SUITES = {"cpu": ("cpu", "real"), "gpu": ("gpu", "gpu_tiers"), "tiers": ("tiers", "spill"), "log": ("log",)}
+# What a suite compares with that may not be installed.
+PEERS: dict[str, tuple[Peer, ...]] = {
+    "cpu": (FBGEMM, PANDAS, PLAIN_C),
+    "gpu": (),
+    "tiers": (FIO, ROCKSDB, PLAIN_C),
+    "log": (FIO, PLAIN_C),
+}
 
 
 def suite(name: str) -> Registry:
-    """All cases of a suite. Imports what they need, peers included."""
+    """All cases of a suite. Imports what they need, and peers that are installed."""
     cases = Registry()
     for module in SUITES[name]:
         cases.add(importlib.import_module(f"benchmarks.{module}").registry)

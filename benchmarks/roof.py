@@ -7,12 +7,14 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 import weakref
 
 import torch
 from torch import Tensor
 
-from benchmarks.work import BAG, BATCH, TABLES, Batch
+from benchmarks.peers import Peer
+from benchmarks.work import BAG, TABLES, Batch
 
 SOURCE = pathlib.Path(__file__).with_name("roof.c")
 BUILD = pathlib.Path(__file__).parent.parent / "build" / "benchmarks"
@@ -21,8 +23,29 @@ THREADS = 2
 
 
 @functools.cache
+def _compiler() -> str | None:
+    """A C compiler with OpenMP, which is more than Shoal itself is built with."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        command = [compiler, "-fopenmp", "-shared", "-fPIC", "-x", "c", "-", "-o", f"{folder}/empty.so"]
+        done = subprocess.run(command, input=b"", capture_output=True)
+    return compiler if done.returncode == 0 else None
+
+
+PLAIN_C = Peer(
+    "a C compiler with OpenMP",
+    ("plain C", "plain C, known rows", "plain C, hash in front", "rows read once"),
+    _compiler,
+)
+
+
+@functools.cache
 def library() -> ctypes.CDLL:
-    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
+    compiler = _compiler()
+    if compiler is None:
+        raise FileNotFoundError(f"benchmarks.roof: {SOURCE.name} wants {PLAIN_C.name}; set CC to one")
     digest = hashlib.sha256(SOURCE.read_bytes() + compiler.encode() + "".join(FLAGS).encode()).hexdigest()[:16]
     built = BUILD / f"roof-{digest}.so"
     if not built.exists():
@@ -80,12 +103,12 @@ class RoofBags:
 
     name = "plain C"
 
-    def __init__(self, live_rows: int, dim: int) -> None:
+    def __init__(self, live_rows: int, dim: int, bags: int) -> None:
         self.dim = dim
         self.maps: list[RoofMap] = []
         self._rows = [self._pages(live_rows * dim).view(live_rows, dim) for _ in range(TABLES)]
         self._row_pointers = (ctypes.c_void_p * TABLES)(*(rows.data_ptr() for rows in self._rows))
-        self._out = torch.empty(BATCH, TABLES * dim)
+        self._out = torch.empty(bags, TABLES * dim)
 
     def _pages(self, floats: int) -> Tensor:
         mapping, mapped = ctypes.c_void_p(), ctypes.c_size_t()
@@ -111,8 +134,9 @@ class RoofBags:
 
     def _forward(self, maps: object, names: Tensor) -> Tensor:
         status = library().roof_bags(
-            maps, self._row_pointers, TABLES, BATCH, BAG, self.dim, names.data_ptr(), self._out.data_ptr(), THREADS
-        )
+            maps, self._row_pointers, TABLES, len(self._out), BAG, self.dim, names.data_ptr(), self._out.data_ptr(),
+            THREADS,
+        )  # fmt: skip
         if status:
             raise ValueError(f"benchmarks.roof: dim must be 32, 64 or 128; got {self.dim}")
         return self._out

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from benchmarks import curve, record
 from benchmarks.check import Mismatch
-from benchmarks.measure import FULL, OURS, QUICK, Bench, QuietGate, Result
-from benchmarks.registry import SUITES, Case, suite
+from benchmarks.effort import FULL, QUICK
+from benchmarks.measure import OURS, Bench, QuietGate, Result
+from benchmarks.registry import PEERS, SUITES, Case, suite
 from benchmarks.roof import transfer_ns
 
 THREADS = 2  # what the limits are for
@@ -68,11 +69,8 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(cases))
-        stage = None
         for case in cases:
-            if case.stage != stage:
-                bench.clear()
-                stage = case.stage
+            bench.enter(case.stage)
             bench.say = lambda what, case=case: progress.update(task, description=f"{case.name}: {what}")
             bench.tell = lambda what, case=case: console.print(f"{case.name}: {what}", highlight=False)
             transfers = [transfer_ns()] if suite != "gpu" else []
@@ -133,6 +131,10 @@ def main() -> int:
         for case in cases:
             console.print(f"{case.name}: {case.compares}", highlight=False)
         return 0
+    absent = [peer.name for peer in PEERS[given.suite] if not peer.is_installed]
+    if absent:
+        names = " and ".join(absent)
+        parser.error(f"the suite '{given.suite}' wants {names}, not found here; scripts/bench installs what pip has")
     if given.suite == "cpu" and (os.cpu_count() or 1) < THREADS:
         console.print(f"[yellow]the limits are for {THREADS} cores; this machine has {os.cpu_count()}")
     if given.suite == "cpu":

@@ -2,7 +2,8 @@
 
 The host of a virtual machine may take free memory back after a second or two, and give it again page by page, at a
 third of a GB a second where this was written: then a load shows what the host does. So all free memory but what is
-needed is held, and that is touched right before it is given back for the case to take.
+needed is held, and that is touched right before it is given back for the case to take. A case that needs little does
+without: a run on few rows measures nothing.
 """
 
 import mmap
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
+_LEAST = 1 << 30
 _MOST = 64 << 30
 _SPARE = 1 << 30
 _PAGE = 4096
@@ -33,12 +35,13 @@ def _available() -> int:
 
 
 class SettledMemory:
-    """Gives so much memory back when asked, and holds the rest. On machines of more than 64 GiB it does nothing."""
+    """Gives so much memory back when asked, and holds the rest. It does nothing for less than a GiB, nor on machines of
+    more than 64."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         rest = _available() - size - _SPARE
-        self._is_needed = 0 < rest <= _MOST
+        self._is_needed = size >= _LEAST and 0 < rest <= _MOST
         self._rest = _touched(rest) if self._is_needed else None
 
     def give(self) -> None:

@@ -14,17 +14,17 @@ _ROUNDS = 3
 
 
 def measure(bench: Bench) -> list[Point]:
-    rows = bench.effort.live_rows // 4
+    rows, bags = bench.effort.live_rows // 4, bench.effort.bags
     origin, points = record.origin(), []
-    whole = spill.Subject(rows, None, None)
+    whole = spill.Subject(rows, bags, None, None)
     numbers = itertools.count()
 
     def some() -> list[spill.shoal.KeyedJaggedTensor]:
-        return spill.batches(work.ZIPF_EXPONENT, rows, itertools.islice(numbers, spill.TURN_STEPS))
+        return spill.batches(work.ZIPF_EXPONENT, rows, bags, itertools.islice(numbers, bench.effort.spill.turn_steps))
 
     for memory in track(MEMORY, description="memory for a part of the rows"):
         with folder() as here:
-            part = spill.Subject(rows, memory, here)
+            part = spill.Subject(rows, bags, memory, here)
             for _ in range(2):
                 part.train(some(), 2)
             ahead, alone, fast = [], [], []

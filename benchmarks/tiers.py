@@ -7,13 +7,15 @@ import pathlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
 from benchmarks.check import same_rows
+from benchmarks.effort import DiskSizes
 from benchmarks.measure import OURS, Bench, Result
-from benchmarks.peers import fio
+from benchmarks.peers import FIO, ROCKSDB, fio
 from benchmarks.peers.rocksdb import Rocks
 from benchmarks.registry import Limit, Registry
 from benchmarks.scratch import folder
@@ -21,14 +23,9 @@ from shoal.storage import SsdStorage
 
 registry = Registry()
 ROW_BYTES = 256
-FILE_BYTES = 1 << 30
-SECONDS = 2.0
-READ_ROWS = 20_000
-WRITE_ROWS = 65_536
-ROCKS_ROWS = 1_000_000  # 256 MiB: it takes rows one by one
 
 
-def rate(work: Callable[[], int], seconds: float = SECONDS) -> float:
+def rate(work: Callable[[], int], seconds: float) -> float:
     """What `work` counts, a second."""
     begin, done = time.perf_counter(), 0
     while (spent := time.perf_counter() - begin) < seconds:
@@ -36,12 +33,22 @@ def rate(work: Callable[[], int], seconds: float = SECONDS) -> float:
     return done / spent
 
 
+def in_turn(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Rounds in which each contender gives a value."""
+    rounds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(bench.effort.rounds):
+        bench.say(f"round {number + 1}")
+        for name, measure in contenders.items():
+            rounds[name].append(measure())
+    return rounds
+
+
 def rows_for(keys: Tensor) -> Tensor:
     return (keys[:, None] + torch.arange(ROW_BYTES)).to(torch.uint8)
 
 
-def fill(storage: SsdStorage | Rocks, rows: int) -> None:
-    for keys in torch.randperm(rows).split(WRITE_ROWS):
+def fill(storage: SsdStorage | Rocks, rows: int, at_once: int) -> None:
+    for keys in torch.randperm(rows).split(at_once):
         storage.write(keys, rows_for(keys))
 
 
@@ -53,25 +60,29 @@ def fill(storage: SsdStorage | Rocks, rows: int) -> None:
     depth=(32, 128),
 )
 def reads(bench: Bench, depth: int) -> Result:
+    sizes = bench.effort.disk
     with folder() as here:
-        storage = SsdStorage(str(here / "rows"), ROW_BYTES, 2 * FILE_BYTES, depth=depth)
+        storage = SsdStorage(str(here / "rows"), ROW_BYTES, 2 * sizes.file_bytes, depth=depth)
         bench.say("filling")
-        rows = min(FILE_BYTES // 4096 * 15, storage.capacity)
-        fill(storage, rows)
-        fio.run(here / "fio", "write", "1M", 8, FILE_BYTES, 1)
-        rounds: dict[str, list[float]] = {OURS: [], "fio": []}
+        rows = min(sizes.file_bytes // 4096 * 15, storage.capacity)
+        fill(storage, rows, sizes.write_rows)
 
         def read() -> int:
-            keys = torch.randint(0, rows, (READ_ROWS,)).unique()
+            keys = torch.randint(0, rows, (sizes.read_rows,)).unique()
             before = storage.stats().reads
             _rows, found = storage.read(keys)
             assert bool(found.all())
             return storage.stats().reads - before  # blocks: some rows share one
 
-        for number in range(bench.effort.rounds):
-            bench.say(f"round {number + 1}")
-            rounds[OURS].append(rate(read) / 1e3)
-            rounds["fio"].append(fio.run(here / "fio", "randread", "4k", depth, FILE_BYTES, SECONDS)["requests"] / 1e3)
+        def read_by_fio() -> float:
+            theirs = fio.run(here / "fio", "randread", "4k", depth, sizes.file_bytes, sizes.turn_seconds)
+            return theirs["requests"] / 1e3
+
+        contenders = {OURS: lambda: rate(read, sizes.turn_seconds) / 1e3}
+        if FIO.is_installed:
+            fio.run(here / "fio", "write", "1M", 8, sizes.file_bytes, sizes.turn_seconds / 2)
+            contenders["fio"] = read_by_fio
+        rounds = in_turn(bench, contenders)
         storage.close()
     return Result("k reads/s", rounds, higher_is_better=True)
 
@@ -83,46 +94,48 @@ def reads(bench: Bench, depth: int) -> Result:
     stage="reads beside RocksDB",
 )
 def reads_beside_rocksdb(bench: Bench) -> Result:
-    depth = 32
-    with folder() as here, ThreadPoolExecutor(depth) as threads:
-        storage = SsdStorage(str(here / "rows"), ROW_BYTES, 3 * ROCKS_ROWS * ROW_BYTES, depth=depth)
-        rocks = Rocks(here / "rocks", ROCKS_ROWS * ROW_BYTES // 4)
-        bench.say("filling")
-        for one in (storage, rocks):
-            fill(one, ROCKS_ROWS)
-        rocks.settle()
+    depth, sizes = 32, bench.effort.disk
+    row_count = sizes.rocks_rows
 
-        def keys() -> Tensor:
-            return torch.randint(0, ROCKS_ROWS, (READ_ROWS,)).unique()
+    def keys() -> Tensor:
+        return torch.randint(0, row_count, (sizes.read_rows,)).unique()
+
+    with folder() as here, ThreadPoolExecutor(depth) as threads, ExitStack() as closing:
+        storage = SsdStorage(str(here / "rows"), ROW_BYTES, 3 * row_count * ROW_BYTES, depth=depth)
+        closing.callback(storage.close)
+        bench.say("filling")
+        fill(storage, row_count, sizes.write_rows)
+        some = keys()
+        same_rows("rows of shoal", storage.read(some)[0], rows_for(some))
 
         def read() -> int:
             _rows, found = storage.read(keys())
             return int(found.sum())
 
-        def read_rocks() -> int:
-            return sum(map(len, threads.map(rocks.read, keys().chunk(depth))))
+        contenders = {OURS: lambda: rate(read, sizes.turn_seconds) / 1e3}
+        if ROCKSDB.is_installed:
+            rocks = Rocks(here / "rocks", row_count * ROW_BYTES // 4)
+            closing.callback(rocks.close)
+            fill(rocks, row_count, sizes.write_rows)
+            rocks.settle()
+            same_rows(
+                "rows of rocksdb",
+                torch.frombuffer(bytearray(b"".join(rocks.read(some))), dtype=torch.uint8).view(len(some), ROW_BYTES),
+                rows_for(some),
+            )
 
-        some = keys()
-        same_rows("rows of shoal", storage.read(some)[0], rows_for(some))
-        same_rows(
-            "rows of rocksdb",
-            torch.frombuffer(bytearray(b"".join(rocks.read(some))), dtype=torch.uint8).view(len(some), ROW_BYTES),
-            rows_for(some),
-        )
-        rounds: dict[str, list[float]] = {OURS: [], rocks.name: []}
-        for number in range(bench.effort.rounds):
-            bench.say(f"round {number + 1}")
-            rounds[OURS].append(rate(read) / 1e3)
-            rounds[rocks.name].append(rate(read_rocks) / 1e3)
-        rocks.close()
-        storage.close()
+            def read_rocks() -> int:
+                return sum(map(len, threads.map(rocks.read, keys().chunk(depth))))
+
+            contenders[rocks.name] = lambda: rate(read_rocks, sizes.turn_seconds) / 1e3
+        rounds = in_turn(bench, contenders)
     return Result("k rows/s", rounds, higher_is_better=True)
 
 
-def _written_a_second(here: pathlib.Path) -> float:
-    storage = SsdStorage(str(here / "rows"), ROW_BYTES, 4 * FILE_BYTES)
+def _written_a_second(here: pathlib.Path, sizes: DiskSizes) -> float:
+    storage = SsdStorage(str(here / "rows"), ROW_BYTES, 4 * sizes.file_bytes)
     # Made before: torch's threads would take a core from the store for a while after each.
-    batches = torch.arange(storage.capacity).split(WRITE_ROWS)[:-1]
+    batches = torch.arange(storage.capacity).split(sizes.write_rows)[:-1]
     rows, number = rows_for(batches[0]), 0
 
     def write() -> int:
@@ -131,7 +144,7 @@ def _written_a_second(here: pathlib.Path) -> float:
         number = (number + 1) % len(batches)
         return rows.numel()
 
-    bytes_a_second = rate(write)
+    bytes_a_second = rate(write, sizes.turn_seconds)
     storage.close()
     return bytes_a_second
 
@@ -143,13 +156,17 @@ def _written_a_second(here: pathlib.Path) -> float:
     stage="writes",
 )
 def writes(bench: Bench) -> Result:
+    sizes = bench.effort.disk
     with folder() as here:
-        rounds: dict[str, list[float]] = {OURS: [], "fio": []}
-        for number in range(bench.effort.rounds):
-            bench.say(f"round {number + 1}")
-            rounds[OURS].append(_written_a_second(here) / 2**20)
-            wrote = fio.run(here / "fio", "write", "1M", 8, FILE_BYTES, SECONDS)["bytes"]
-            rounds["fio"].append(wrote / 2**20)
+
+        def written_by_fio() -> float:
+            wrote = fio.run(here / "fio", "write", "1M", 8, sizes.file_bytes, sizes.turn_seconds)["bytes"]
+            return wrote / 2**20
+
+        contenders = {OURS: lambda: _written_a_second(here, sizes) / 2**20}
+        if FIO.is_installed:
+            contenders["fio"] = written_by_fio
+        rounds = in_turn(bench, contenders)
     return Result("MiB/s", rounds, higher_is_better=True)
 
 
@@ -160,13 +177,14 @@ def writes(bench: Bench) -> Result:
     stage="writes",
 )
 def amplification(bench: Bench) -> Result:
+    sizes = bench.effort.disk
     with folder() as here:
-        storage = SsdStorage(str(here / "rows"), ROW_BYTES, 256 << 20)
-        fill(storage, storage.capacity)
+        storage = SsdStorage(str(here / "rows"), ROW_BYTES, sizes.overwritten_bytes)
+        fill(storage, storage.capacity, sizes.write_rows)
         found = []
-        for _ in range(3):
+        for _ in range(min(bench.effort.rounds, 3)):
             before = storage.stats()
-            for _ in range(60):
+            for _ in range(sizes.overwrites):
                 keys = torch.randperm(storage.capacity)[:8192]
                 storage.write(keys, rows_for(keys))
             after = storage.stats()

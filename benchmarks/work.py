@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 TABLES = 8
-BATCH = 1024
 BAG = 20
-BATCHES = 16  # rotated, so that no contender finds its batch in the caches: 16 x 42 MB at dim 64
 DISTRIBUTIONS = ("uniform", "zipf")
 ZIPF_EXPONENT = 1.05
 
@@ -30,20 +28,25 @@ def keys_of(ids: Tensor, stream: int = 0) -> Tensor:
 class Batch:
     """One batch of all tables, table by table. Peers index arrays by `ids`; ours looks up `keys`."""
 
-    ids: Tensor  # [tables x batch x bag]
+    ids: Tensor  # [tables x bags x BAG]
     keys: Tensor
+
+    @property
+    def bags(self) -> int:
+        """Of each table."""
+        return len(self.ids) // (TABLES * BAG)
 
     @cached_property
     def lengths(self) -> Tensor:
-        return torch.full((TABLES * BATCH,), BAG, dtype=torch.int64)
+        return torch.full((TABLES * self.bags,), BAG, dtype=torch.int64)
 
     @cached_property
     def offsets(self) -> Tensor:
-        return torch.arange(0, TABLES * BATCH * BAG + 1, BAG)
+        return torch.arange(0, len(self.ids) + 1, BAG)
 
     @cached_property
     def bag_offsets(self) -> Tensor:
-        return torch.arange(0, BATCH * BAG, BAG)
+        return torch.arange(0, self.bags * BAG, BAG)
 
     def of_table(self, table: int) -> Tensor:
         return self.ids.view(TABLES, -1)[table]
@@ -61,18 +64,18 @@ def draw(distribution: str, live_rows: int, shape: tuple[int, ...], seed: int) -
     raise ValueError(f"benchmarks.work.draw: distribution is one of {DISTRIBUTIONS}; got '{distribution}'")
 
 
-def batches(distribution: str, live_rows: int, count: int = BATCHES) -> list[Batch]:
+def batches(distribution: str, live_rows: int, bags: int, count: int) -> list[Batch]:
     made = []
     for number in range(count):
-        ids = draw(distribution, live_rows, (TABLES, BATCH * BAG), seed=1000 + number)
+        ids = draw(distribution, live_rows, (TABLES, bags * BAG), seed=1000 + number)
         keys = torch.stack([keys_of(ids[table], stream=table) for table in range(TABLES)])
         made.append(Batch(ids.reshape(-1), keys.reshape(-1)))
     return made
 
 
-def new_keys(number: int) -> Batch:
+def new_keys(number: int, bags: int) -> Batch:
     """A batch whose keys occur once in it, in no other batch of this kind and in no table."""
-    per_table = BATCH * BAG
+    per_table = bags * BAG
     ids = torch.arange(number * per_table, (number + 1) * per_table)
     keys = torch.cat([keys_of(ids, stream=TABLES + table) for table in range(TABLES)])
     return Batch(ids.repeat(TABLES), keys)
@@ -84,9 +87,9 @@ def rows(table: int, live_rows: int, dim: int) -> Tensor:
     return torch.empty(live_rows, dim).uniform_(-0.1, 0.1, generator=generator)
 
 
-def gradient(dim: int) -> Tensor:
-    """What the backward gets for the whole output. [batch, tables x dim]"""
-    return torch.randn(BATCH, TABLES * dim, generator=torch.Generator().manual_seed(7))
+def gradient(dim: int, bags: int) -> Tensor:
+    """What the backward gets for the whole output. [bags, tables x dim]"""
+    return torch.randn(bags, TABLES * dim, generator=torch.Generator().manual_seed(7))
 
 
 def chunks(total: int, size: int) -> Iterator[Tensor]:

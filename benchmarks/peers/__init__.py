@@ -1,5 +1,9 @@
 """The others. Each file wraps one foreign system in the same verbs: `load`, `lookup`, `forward`, `step`, `rows`."""
 
+import importlib.util
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -25,3 +29,28 @@ class Bags(Protocol):
         """Forward, backward, update."""
 
     def rows(self, table: int, ids: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A system that may not be installed. Where it is not, cases leave its contenders out: benchmarks.run refuses to
+    measure then, and the tests run what is left."""
+
+    name: str
+    contenders: tuple[str, ...]
+    find: Callable[[], object]  # None where it is not there
+
+    @property
+    def is_installed(self) -> bool:
+        return self.find() is not None
+
+
+def _module(name: str, *contenders: str) -> Peer:
+    return Peer(name, contenders, lambda: importlib.util.find_spec(name))
+
+
+FBGEMM = _module("fbgemm_gpu", "fbgemm", "fbgemm x 2", "fbgemm map (int32)", "fbgemm op (int64)")
+ROCKSDB = _module("rocksdict", "rocksdb")
+PANDAS = _module("pandas", "pandas")
+# "limit" and "asked" are made of what it measures.
+FIO = Peer("fio", ("fio", "misses by fio", "limit", "asked"), lambda: shutil.which("fio"))

@@ -1,18 +1,28 @@
 """FBGEMM: static tables in host memory, and the two hash maps it has for pruned tables."""
 
 import threading
+import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
-from benchmarks.work import BATCH, TABLES, Batch
+from benchmarks.peers import FBGEMM
+from benchmarks.work import TABLES, Batch
 
-OPTIMIZERS = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbOptimType.EXACT_SGD}
+if FBGEMM.is_installed:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its CPU build tells each module that it lacks
+        import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
 THREADS = 2
 
 
@@ -33,13 +43,22 @@ def single_threads() -> ThreadPoolExecutor:
     return threads
 
 
-def _module(tables: int, rows: int, dim: int, optimizer: str, lr: float, eps: float, buffers=None):
+def fbgemm_module(
+    tables: Sequence[tuple[int, int]],
+    optimizer: str,
+    lr: float,
+    eps: float,
+    pooled: bool = True,
+    buffers: dict[str, Tensor] | None = None,
+) -> Any:
+    """A module of tables with so many rows and such a dim."""
+    optimizers = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbOptimType.EXACT_SGD}
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * tables,
-        optimizer=OPTIMIZERS[optimizer],
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in tables],
+        optimizer=optimizers[optimizer],
         learning_rate=lr,
         eps=eps,
-        pooling_mode=PoolingMode.SUM,
+        pooling_mode=PoolingMode.SUM if pooled else PoolingMode.NONE,
         bounds_check_mode=BoundsCheckMode.NONE,  # its fastest; the ids are good
         preallocated_host_buffers=buffers,
     )
@@ -51,7 +70,7 @@ class FbgemmBags:
     name = "fbgemm"
 
     def __init__(self, rows: int, dim: int, optimizer: str, lr: float, eps: float) -> None:
-        self.module = _module(TABLES, rows, dim, optimizer, lr, eps)
+        self.module = fbgemm_module([(rows, dim)] * TABLES, optimizer, lr, eps)
         self.tables = self.module.split_embedding_weights()
 
     def load(self, table: int, rows: Tensor) -> None:
@@ -81,7 +100,13 @@ class FbgemmPair:
         if optimizer == "rowwise_adagrad":
             shared["momentum1"] = whole.module.momentum1_host.detach().view(THREADS, -1)
         self.modules = [
-            _module(tables, rows, dim, optimizer, lr, eps, {name: halves[half] for name, halves in shared.items()})
+            fbgemm_module(
+                [(rows, dim)] * tables,
+                optimizer,
+                lr,
+                eps,
+                buffers={name: halves[half] for name, halves in shared.items()},
+            )
             for half in range(THREADS)
         ]
         self.whole = whole
@@ -114,7 +139,7 @@ class FbgemmPair:
 
     @staticmethod
     def _inputs(batch: Batch, number: int) -> tuple[Tensor, Tensor]:
-        bags = TABLES // THREADS * BATCH
+        bags = TABLES // THREADS * batch.bags
         return batch.ids.view(THREADS, -1)[number], batch.offsets[: bags + 1]
 
 

@@ -10,7 +10,7 @@ def run(file: pathlib.Path, mode: str, block: str, depth: int, size: int, second
     done = subprocess.run(
         [
             "fio", "--name=job", f"--filename={file}", f"--rw={mode}", f"--bs={block}", f"--iodepth={depth}",
-            f"--size={size}", f"--runtime={seconds}", "--time_based", "--direct=1", "--ioengine=io_uring",
+            f"--size={size}", f"--runtime={1000 * seconds:.0f}ms", "--time_based", "--direct=1", "--ioengine=io_uring",
             "--output-format=json", "--randrepeat=0",
         ],
         capture_output=True, text=True, check=True,

@@ -1,6 +1,4 @@
-"""pandas' hash index, where pandas is installed."""
-
-import importlib.util
+"""pandas' hash index."""
 
 import torch
 from torch import Tensor
@@ -8,7 +6,6 @@ from torch import Tensor
 
 class PandasIndex:
     name = "pandas"
-    available = importlib.util.find_spec("pandas") is not None
 
     def __init__(self, keys: Tensor) -> None:
         import pandas

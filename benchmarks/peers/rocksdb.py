@@ -2,8 +2,12 @@
 
 import pathlib
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch
 from torch import Tensor
+
+from benchmarks.peers import ROCKSDB
+
+if ROCKSDB.is_installed:
+    from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch
 
 
 class Rocks:

@@ -5,14 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
 import shoal
 from benchmarks.measure import OURS
 from benchmarks.ours import optimizer_of
-from benchmarks.peers.fbgemm import OPTIMIZERS, THREADS, single_threads
+from benchmarks.peers.fbgemm import THREADS, fbgemm_module, single_threads
 from benchmarks.ragged import Batch, Tables
 from benchmarks.work import chunks, keys_of
 
@@ -55,14 +53,7 @@ class FbgemmTables:
 
 
 def _module(of: Tables, group: Sequence[int], optimizer: str, lr: float, eps: float, pooled: bool) -> Any:
-    return SplitTableBatchedEmbeddingBagsCodegen(
-        [(of.rows[n], of.dims[n], EmbeddingLocation.HOST, ComputeDevice.CPU) for n in group],
-        optimizer=OPTIMIZERS[optimizer],
-        learning_rate=lr,
-        eps=eps,
-        pooling_mode=PoolingMode.SUM if pooled else PoolingMode.NONE,
-        bounds_check_mode=BoundsCheckMode.NONE,
-    )
+    return fbgemm_module([(of.rows[n], of.dims[n]) for n in group], optimizer, lr, eps, pooled)
 
 
 class FbgemmHalves:

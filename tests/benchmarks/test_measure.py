@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks import record, work
-from benchmarks.measure import OURS, Bench, Contender, Effort, Load, QuietGate, Result, foreign_cores, quantiles
+from benchmarks.effort import Effort
+from benchmarks.measure import OURS, Bench, Contender, Load, QuietGate, Result, foreign_cores, quantiles
 from benchmarks.registry import Case, Limit, Registry
 
 ORIGIN = record.Origin("2026-01-01T00:00:00+00:00", "abc", "a machine, 2 cores")
@@ -252,7 +253,7 @@ def test_keys_are_distinct_and_streams_do_not_meet():
 
 def test_batches_are_the_same_every_time_and_within_the_table():
     for distribution in work.DISTRIBUTIONS:
-        first, again = (work.batches(distribution, 1000, count=2) for _ in range(2))
+        first, again = (work.batches(distribution, 1000, bags=32, count=2) for _ in range(2))
         assert torch.equal(first[1].ids, again[1].ids)
         assert not torch.equal(first[0].ids, first[1].ids)
         assert 0 <= int(first[0].ids.min()) <= int(first[0].ids.max()) < 1000
