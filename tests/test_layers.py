@@ -34,7 +34,7 @@ NATIVE_MAY_INCLUDE: dict[str, frozenset[str]] = {
     "base": frozenset(),
     "index": frozenset({"base"}),
     "store": frozenset({"base", "index"}),
-    "kernels": frozenset({"base"}),
+    "kernels": frozenset({"base", "index"}),
     "lookup": frozenset({"base", "index", "store", "kernels"}),
     "device": frozenset({"base"}),
     "bind": frozenset({"base", "index", "store", "kernels", "lookup", "device"}),

@@ -1,7 +1,8 @@
 // Backward: gradients of outputs to gradients of rows, and the optimizer's step in place.
 //
-// The (slot, position) pairs of a table are split by slot into parts, if threads want them; a part is sorted and walked by one thread, and a
-// row's gradients are added in the order of their positions. So the result does not depend on the number of threads.
+// A table is split by slot into parts, if threads want them. A part is walked by one thread, which adds a row's gradients up in
+// the order of their positions: either from (slot, position) pairs, sorted, or, where rows come again, without a sort
+// (sums.h). So the result depends neither on the number of threads nor on the way.
 #pragma once
 
 #include <cstdint>
