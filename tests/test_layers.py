@@ -224,7 +224,7 @@ def test_checker_refuses_forbidden_imports(tmp_path: Path, file: str, text: str,
         ("store/dram.cc", '#include "../base/status.h"\n#include "dram.h"'),
         ("bind/index.cc", '#include <nanobind/nanobind.h>\n#include "index/table.h"\n#include "kernels/pool.h"'),
         ("kernels/pool_test.cc", '#include "index/table.h"\n#include "store/dram.h"\n#include "kernels/pool.h"'),
-        ("kernels/pool.cc", '// #include "index/table.h"'),
+        ("kernels/pool.cc", '// #include "store/dram.h"'),
     ],
 )
 def test_checker_accepts_allowed_includes(tmp_path: Path, file: str, text: str) -> None:
@@ -239,7 +239,7 @@ def test_checker_accepts_allowed_includes(tmp_path: Path, file: str, text: str) 
         ("index/table.cc", '#include "store/dram.h"', "index includes store/dram.h"),
         ("index/table.cc", "#include <store/dram.h>", "index includes store/dram.h"),
         ("index/table.cc", '#include "../store/dram.h"', "index includes ../store/dram.h"),
-        ("kernels/pool.cc", '  #  include "index/table.h"', "kernels includes index/table.h"),
+        ("kernels/pool.cc", '  #  include "store/dram.h"', "kernels includes store/dram.h"),
         ("kernels/pool.cc", '#include "bind/index.h"', "kernels includes bind/index.h"),
         ("kernels/pool_test.cc", '#include "bind/index.h"', "includes bind/index.h"),
         ("store/dram.cc", "#include <Python.h>", "Python.h outside bind/"),
