@@ -89,7 +89,7 @@ def _hole(path):
 
 
 def _grown(path):
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         _hole(path)
     os.truncate(path, GIANT)
 

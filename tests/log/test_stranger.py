@@ -136,7 +136,8 @@ def tampered(strange, folder, tampers, outside):
     shutil.copytree(strange.path, path)
     for place, shape in tampers:
         name = place if isinstance(place, str) else strange.names[place % len(strange.names)]
-        with suppress(OSError):  # below what another one put there, which may lead outside
+        # Below what another one put there, which may lead outside, or in a circle (a RuntimeError before Python 3.13).
+        with suppress(OSError, RuntimeError):
             if (path / name).parent.resolve().is_relative_to(path.resolve()):
                 SHAPES[shape](path / name, outside)
     return path
