@@ -11,22 +11,22 @@
 
 namespace shoal {
 
-// Room for the rows that up to `positions` positions name.
+// Room for up to `most` rows.
 struct SumRoom {
-  float* sums;       // [positions, dim]
-  uint64_t* rows;    // [positions]: slot << 32 | number of the sum
-  uint64_t* spare;   // [positions], to sort them
-  uint32_t* first;   // [positions]: the first position that named the row, by number
-  uint64_t* places;  // [sum_places(positions)]: where a slot's number is found
+  float* sums;       // [most, dim]
+  uint64_t* rows;    // [most]: slot << 32 | number of the sum
+  uint64_t* spare;   // [most], to sort them
+  uint32_t* first;   // [most]: the first position that named the row, by number
+  uint64_t* places;  // [sum_places(most)]: where a slot's number is found
 };
 
 // Places a row: most rows are found in the first place that is looked at.
 static constexpr int64_t kSumPlaces = 6;
 
 // A power of two, as many as that many rows may come to need.
-inline int64_t sum_places(int64_t positions) {
+inline int64_t sum_places(int64_t rows) {
   int64_t places = 1024;
-  while (places < 2 * kSumPlaces * positions) places *= 2;
+  while (places < 2 * kSumPlaces * rows) places *= 2;
   return places;
 }
 

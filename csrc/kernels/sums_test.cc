@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "base/memory.h"
 #include "kernels/rows_io.h"
 #include "kernels/update_fixture_test.h"
 
@@ -164,10 +165,38 @@ void a_step_has_the_same_bits_either_way() {
     }
 }
 
+// Every thread has room for the sums of a part: for its rows, however many positions name them.
+void room_goes_by_the_rows_of_a_part() {
+  constexpr int64_t kPositions = 200000, kBags = 1000;
+  Table table(16, Dtype::f32, 1000, 0);
+  std::vector<int64_t> keys(kPositions), offsets;
+  for (int64_t bag = 0; bag <= kBags; ++bag) offsets.push_back(kPositions / kBags * bag);
+  std::vector<uint32_t> slots;
+  for (int64_t i = 0; i < kPositions; ++i) slots.push_back(table.slots[static_cast<size_t>(i * 7 % 1000)]);
+  const std::vector<float> grad(16 * kBags, 0.5f);
+  Bags bags;
+  bags.keys = keys.data();
+  bags.offsets = offsets.data();
+  bags.batch = kBags;
+  bags.count = kPositions;
+  bags.slots = slots.data();
+  UpdateTable settings;
+  settings.rows = &table.rows();
+  ChangedRows changed;
+  settings.changed = &changed;
+  const size_t before = Buffers::instance().idle_bytes();
+  const UpdateCounts counts = update({settings}, {{0, 0, Pooling::sum, grad.data(), 16}}, bags, 16)[0];
+  CHECK(counts.rows == 1000 && changed.take_slots().size() == 1000);
+  // Room for the rows of all positions would be 28 MiB a thread.
+  const size_t kept = Buffers::instance().idle_bytes() - before;
+  CHECK(kept <= size_t{16} << 20, kept);
+}
+
 }  // namespace
 }  // namespace shoal
 
 int main() {
+  shoal::room_goes_by_the_rows_of_a_part();
   shoal::sums_have_the_bits_of_one_position_after_the_other();
   shoal::a_sample_tells_keys_that_repeat();
   shoal::a_step_has_the_same_bits_either_way();

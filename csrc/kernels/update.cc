@@ -43,6 +43,9 @@ struct TableParts {
   int shift = 0;           // slot >> shift = part
   bool direct = false;     // see UpdatePart
   bool summed = false;     // its gradients are added up without a sort; each part looks at all positions
+
+  // Rows that a part can have: it is a range of slots.
+  int64_t most_rows() const { return std::min(positions, int64_t{1} << shift); }
 };
 
 int shift_for(const Rows& rows, int64_t parts) {
@@ -59,10 +62,10 @@ bool is_direct(const UpdateTable& table, const std::vector<GradientRow>& feature
          table.rows->dtype == Dtype::f32;
 }
 
-// Words that adding up the gradients of so many positions takes at most.
-int64_t sum_words(int64_t positions, int32_t dim) {
-  const int64_t sums = (positions * dim + 1) / 2, first = (positions + 1) / 2;
-  return sums + 2 * positions + first + sum_places(positions) + kLinePairs;
+// Words that adding up the gradients of so many rows takes at most.
+int64_t sum_words(int64_t rows, int32_t dim) {
+  const int64_t sums = (rows * dim + 1) / 2, first = (rows + 1) / 2;
+  return sums + 2 * rows + first + sum_places(rows) + kLinePairs;
 }
 
 // The result does not depend on it, but for time.
@@ -101,15 +104,15 @@ class Workspace {
     return large ? memory_.get() + large : area(seat);
   }
   float* scratch(int seat) const { return reinterpret_cast<float*>(area(seat) + scratch_at_); }
-  SumRoom sum_room(int64_t positions, int32_t dim, int seat) const {
+  SumRoom sum_room(int64_t rows, int32_t dim, int seat) const {
     uint64_t* at = area(seat) + sums_at_;
     auto take = [&](int64_t words) { return std::exchange(at, at + words); };
     SumRoom room{};
-    room.sums = reinterpret_cast<float*>(take((positions * dim + 1) / 2));
-    room.places = take(sum_places(positions));
-    room.rows = take(positions);
-    room.spare = take(positions);
-    room.first = reinterpret_cast<uint32_t*>(take((positions + 1) / 2));
+    room.sums = reinterpret_cast<float*>(take((rows * dim + 1) / 2));
+    room.places = take(sum_places(rows));
+    room.rows = take(rows);
+    room.spare = take(rows);
+    room.first = reinterpret_cast<uint32_t*>(take((rows + 1) / 2));
     return room;
   }
 
@@ -214,7 +217,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   for (size_t t = 0; t < tables.size(); ++t)
     if (split[t].summed && tables[t].changed)
       for (int64_t p = 0; p < split[t].parts; ++p)
-        part_begin[static_cast<size_t>(split[t].first_part + p) + 1] = (split[t].positions + 1) / 2;
+        part_begin[static_cast<size_t>(split[t].first_part + p) + 1] = (split[t].most_rows() + 1) / 2;
   for (size_t p = 1; p < part_begin.size(); ++p) part_begin[p] += part_begin[p - 1];
   {
     std::vector<int64_t> next(part_begin.begin(), part_begin.end() - 1);
@@ -234,7 +237,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
   for (size_t t = 0; t < tables.size(); ++t) {
     const int32_t dim = tables[t].rows->dim;
     scratch_floats = std::max(scratch_floats, update_scratch_floats(dim));
-    if (split[t].summed) words_to_sum = std::max(words_to_sum, sum_words(split[t].positions, dim));
+    if (split[t].summed) words_to_sum = std::max(words_to_sum, sum_words(split[t].most_rows(), dim));
   }
   Workspace workspace(part_begin, scratch_floats, words_to_sum, threads);
   uint64_t* pairs = workspace.pairs();
@@ -296,7 +299,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     UpdateRows rows{};
     if (table.summed) {
       const int64_t number = p - table.first_part;
-      const SumRoom room = workspace.sum_room(table.positions, tables[t].rows->dim, seat);
+      const SumRoom room = workspace.sum_room(table.most_rows(), tables[t].rows->dim, seat);
       rows.count = sum_kernel().run(part, bags, {table.shift, static_cast<uint32_t>(number)}, room);
       rows.rows = sort_by_slot(room.rows, room.spare, rows.count, table.shift);
       rows.sums = room.sums;
