@@ -44,7 +44,9 @@ struct FindTask {
   IndexView index;
   int64_t begin, end;  // positions of the task's keys
   uint32_t* slots;     // those of the task's table, of all positions
-  bool stops;          // once a key has no slot the output is not wanted any more: it comes with the rest, after births
+  // Once a key has no slot the rest of the output is not wanted: what is there is half written, and is pooled again when
+  // the keys have rows, or when it is known that none are born.
+  bool stops;
 };
 
 // As pool_task() for slots that are not found yet. Returns how many keys have none.

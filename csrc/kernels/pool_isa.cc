@@ -29,32 +29,32 @@ class Slots {
   Slots(const Bags& bags, int64_t copy) : slots_(bags.slots_of(copy)), known_(INT64_MAX) {}
   // Those that `finder` writes, from position `begin` on. `stops`: once a key has none, no output is wanted.
   Slots(Finder<int64_t>* finder, const uint32_t* slots, int64_t begin, bool stops)
-      : slots_(slots), begin_(begin), known_(begin), wide_(finder), stops_(stops) {}
+      : slots_(slots), begin_(begin), known_(begin), keys_of_64_(finder), stops_(stops) {}
   Slots(Finder<int32_t>* finder, const uint32_t* slots, int64_t begin, bool stops)
-      : slots_(slots), begin_(begin), known_(begin), narrow_(finder), stops_(stops) {}
+      : slots_(slots), begin_(begin), known_(begin), keys_of_32_(finder), stops_(stops) {}
 
   SHOAL_INLINE uint32_t operator[](int64_t i) {
     while (i >= known_) find_more();
     return slots_[i];
   }
-  bool is_over() const { return is_over_; }
+  bool has_stopped() const { return has_stopped_; }
 
  private:
-  __attribute__((noinline)) void find_more() { wide_ ? find_more(*wide_) : find_more(*narrow_); }
+  __attribute__((noinline)) void find_more() { keys_of_64_ ? find_more(*keys_of_64_) : find_more(*keys_of_32_); }
   template <typename Key>
   SHOAL_INLINE void find_more(Finder<Key>& finder) {
     finder.advance();
     known_ = begin_ + static_cast<int64_t>(finder.found());
-    is_over_ = stops_ && finder.missing() > 0;
+    has_stopped_ = stops_ && finder.missing() > 0;
   }
 
   const uint32_t* slots_;
   int64_t begin_ = 0;
   int64_t known_;  // up to this position
-  Finder<int64_t>* wide_ = nullptr;
-  Finder<int32_t>* narrow_ = nullptr;
+  Finder<int64_t>* keys_of_64_ = nullptr;
+  Finder<int32_t>* keys_of_32_ = nullptr;
   bool stops_ = false;
-  bool is_over_ = false;
+  bool has_stopped_ = false;
 };
 
 // acc[at .. at + 16 * V) += weight x row, over all rows of a piece, in registers.
@@ -119,7 +119,7 @@ void run_bags(const PoolFeature& feature, const Bags& bags, Slots& slots, Dtype 
   float* missing = scratch + 2 * dim;
   for (int64_t i = bags.offset(first + begin), stop = i + ahead < last ? i + ahead : last; i < stop; ++i)
     if (slots[i] != kNoSlot) prefetch_row(rows.weights(slots[i]), rows.weight_bytes);
-  for (int64_t bag = begin; bag < end && !slots.is_over(); ++bag) {
+  for (int64_t bag = begin; bag < end && !slots.has_stopped(); ++bag) {
     int64_t from = bags.offset(first + bag), to = bags.offset(first + bag + 1);
     char* target = feature.out + bag * feature.stride * element_bytes(out_dtype);
     bool direct = out_dtype == Dtype::f32;
@@ -172,7 +172,7 @@ void run_wide_bags(const PoolFeature& feature, const Bags& bags, Slots& slots, D
     ring[static_cast<uint64_t>(i) % kRing] = row;
   };
   for (int64_t i = start; i < start + ahead && i < last; ++i) ask(i);
-  for (int64_t bag = begin, i = start; bag < end && !slots.is_over(); ++bag) {
+  for (int64_t bag = begin, i = start; bag < end && !slots.has_stopped(); ++bag) {
     const int64_t from = i, to = bags.offset(first + bag + 1);
     f32x16 sum[V] = {};
     for (; i < to; ++i) {
@@ -221,7 +221,7 @@ void run_keys(const PoolFeature& feature, const Bags& bags, Slots& slots, Dtype 
   const int64_t base = bags.offset(feature.source * bags.batch), ahead = rows_ahead(rows);
   float* wide = scratch;
   float* missing = scratch + dim;
-  for (int64_t i = begin; i < end && !slots.is_over(); ++i) {
+  for (int64_t i = begin; i < end && !slots.has_stopped(); ++i) {
     if (i + ahead < end && slots[base + i + ahead] != kNoSlot)
       prefetch_row(rows.weights(slots[base + i + ahead]), rows.weight_bytes);
     const char* row = row_at<D>(feature, bags, slots, base + i, missing, wide);

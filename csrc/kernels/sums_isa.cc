@@ -18,7 +18,7 @@ class Numbers {
     uint32_t mask;
     int shift;
 
-    // The number, or what is free, of the slot, and its place.
+    // slot << 32 | number, or kFree, and the place where it is, or would be.
     SHOAL_INLINE uint64_t find(uint32_t slot, uint32_t* place) const {
       for (*place = (slot * kSpreading) >> shift;; *place = (*place + 1) & mask) {
         const uint64_t found = at[*place];
@@ -128,7 +128,7 @@ class Sums {
   __attribute__((noinline)) uint32_t begin_row(uint32_t slot, uint32_t place, int64_t at) {
     const uint32_t number = numbers_.add(slot, place);
     room_.first[number] = static_cast<uint32_t>(at);
-    // What is added to it then has its own bits, also a zero's sign.
+    // It begins at -0, as -0 + x is x for every x, also for zeros.
     float* sum = room_.sums + static_cast<int64_t>(number) * dim();
     int32_t d = 0;
     for (; d + kLanes <= dim(); d += kLanes) store16(sum + d, -f32x16{});

@@ -127,7 +127,7 @@ void a_sample_tells_keys_that_repeat() {
 void a_step_has_the_same_bits_either_way() {
   for (Dtype dtype : {Dtype::f32, Dtype::bf16})
     for (int threads : {1, 2, 5}) {
-      // Batches too small for a sample are sorted; the same gradients in one batch are summed.
+      // update() sums these; the kernel gets the same ones as pairs, sorted here.
       Table sorted(24, dtype, 40, 1), summed(24, dtype, 40, 1);
       Batch batch(11, 300, 7, 24, {Pooling::sum}, {&sorted});
       const Bags bags = batch.bags(false);

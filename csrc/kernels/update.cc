@@ -18,7 +18,7 @@ namespace shoal {
 static constexpr int64_t kLeastPairs = 2048;   // 16 KiB
 static constexpr int64_t kMostPairs = 32768;   // 256 KiB
 static constexpr int64_t kPartsPerThread = 4;  // so that an uneven one does not keep all waiting
-static constexpr int64_t kPartsToSum = 2;      // a thread, where each part looks at all positions
+static constexpr int64_t kPartsToSum = 2;      // a thread; few, since each part walks all positions of its table
 static constexpr int64_t kPairsPerChunk = 8192;
 static constexpr int64_t kMaxParts = 1024;
 static constexpr int64_t kLinePairs = 64 / sizeof(uint64_t);

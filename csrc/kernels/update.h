@@ -94,7 +94,7 @@ void weight_gradients(const std::vector<const Rows*>& rows, const std::vector<Up
 // True if [rows, columns] floats at `stride` hold neither NaN nor infinity.
 bool all_finite(const float* data, int64_t rows, int64_t columns, int64_t stride, int threads);
 
-// One position of a table's keys.
+// A feature that reads a table, and its stretch of the batch.
 struct GradientRow {
   const UpdateFeature* feature;
   int64_t begin, end;  // positions of the feature in the batch
@@ -112,7 +112,7 @@ struct UpdatePart {
   uint32_t* changed;
 };
 
-// What a part's rows get: either pairs, whose gradients are added up on the way, or sums that are there.
+// What a part's rows get: either pairs, whose gradients are added up on the way, or sums that were added up before.
 struct UpdateRows {
   const uint64_t* sorted;           // slot << 32 | position (see UpdatePart::direct), sorted; null where there are sums
   int64_t count;                    // of pairs, or of sums
