@@ -86,8 +86,8 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;
-  // job_, seats_ and error_ change only under mutex_, and shares_ is made while no worker is busy. A worker that takes its seat counts itself busy before it
-  // lets the mutex go, so a caller who has closed the seats and sees none busy owns the job again.
+  // job_, seats_ and error_ change only under mutex_, shares_ while no worker is busy. A worker counts itself busy under
+  // mutex_. So once seats_ is 0 and no worker is busy, none will touch the job.
   std::atomic<uint64_t> generation_{0};
   Job job_;
   int seats_ = 0;  // the highest that is open to its worker; the caller's is number 0

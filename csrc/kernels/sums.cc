@@ -24,7 +24,7 @@ bool keys_repeat(const GradientRow* features, int64_t feature_count, const Bags&
       const uint32_t slot = slots[n * i / take];
       if (slot == kNoSlot) continue;
       ++sampled;
-      uint32_t place = (slot * 0x9e3779b1u) >> 23;
+      uint32_t place = spread(slot) >> 23;
       while (seen[place] != kNoSlot && seen[place] != slot) place = (place + 1) % kPlaces;
       again += seen[place] == slot;
       seen[place] = slot;

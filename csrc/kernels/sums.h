@@ -20,6 +20,9 @@ struct SumRoom {
   uint64_t* places;  // [sum_places(most)]: where a slot's number is found
 };
 
+// Spreads slots over the upper bits: 2^32 / the golden ratio.
+SHOAL_INLINE uint32_t spread(uint32_t slot) { return slot * 0x9e3779b1u; }
+
 // Places a row: most rows are found in the first place that is looked at.
 static constexpr int64_t kSumPlaces = 6;
 

@@ -20,7 +20,7 @@ class Numbers {
 
     // slot << 32 | number, or kFree, and the place where it is, or would be.
     SHOAL_INLINE uint64_t find(uint32_t slot, uint32_t* place) const {
-      for (*place = (slot * kSpreading) >> shift;; *place = (*place + 1) & mask) {
+      for (*place = spread(slot) >> shift;; *place = (*place + 1) & mask) {
         const uint64_t found = at[*place];
         if (static_cast<uint32_t>(found >> 32) == slot || found == kFree) return found;
       }
@@ -39,8 +39,6 @@ class Numbers {
   }
 
  private:
-  static constexpr uint32_t kSpreading = 0x9e3779b1u;  // 2^32 / the golden ratio
-
   void clear() {
     for (uint32_t place = 0; place <= mask_; ++place) room_.places[place] = kFree;
   }
@@ -50,7 +48,7 @@ class Numbers {
     --shift_;
     clear();
     for (int64_t i = 0; i < count_; ++i) {
-      uint32_t place = (static_cast<uint32_t>(room_.rows[i] >> 32) * kSpreading) >> shift_;
+      uint32_t place = spread(static_cast<uint32_t>(room_.rows[i] >> 32)) >> shift_;
       while (room_.places[place] != kFree) place = (place + 1) & mask_;
       room_.places[place] = room_.rows[i];
     }

@@ -63,8 +63,16 @@ void check_sums(int32_t dim, Pooling pooling, bool weighted, int64_t rows, int64
   Table table(dim, Dtype::f32, rows, 0);
   Batch batch(static_cast<uint64_t>(dim) * 31 + 5, batch_size, longest, dim, {pooling, Pooling::sum}, {&table, &table});
   for (size_t i = 0; i < batch.grads[0].size(); i += 3) batch.grads[0][i] = -0.0f;
-  const Bags bags = batch.bags(weighted);
-  const UpdateFeature features[2] = {batch.feature(0, 0), batch.feature(1, 0)};
+  Bags bags = batch.bags(weighted);
+  bags.count = static_cast<int64_t>(batch.keys.size());
+  // The second feature's slots are those of another copy; nothing reads its first.
+  const size_t own = static_cast<size_t>(bags.offset(batch_size));
+  std::vector<uint32_t> slots = batch.slots;
+  slots.insert(slots.end(), batch.slots.begin(), batch.slots.end());
+  std::fill(slots.begin() + static_cast<int64_t>(own), slots.begin() + bags.count, 1u);
+  bags.slots = slots.data();
+  UpdateFeature features[2] = {batch.feature(0, 0), batch.feature(1, 0)};
+  features[1].copy = 1;
   const int64_t middle = bags.offset(batch_size), end = bags.offset(2 * batch_size);
   const GradientRow both[2] = {{&features[0], 0, middle}, {&features[1], middle, end}};
   UpdateTable settings;

@@ -22,7 +22,7 @@ static constexpr int64_t kPartsToSum = 2;      // a thread; few, since each part
 static constexpr int64_t kPairsPerChunk = 8192;
 static constexpr int64_t kMaxParts = 1024;
 static constexpr int64_t kLinePairs = 64 / sizeof(uint64_t);
-// What a thread may take to add up the gradients of one part without a sort. Only what its rows need is touched.
+// What a thread may take to add up the gradients of a table without a sort. Pages that no row needs stay untouched.
 static constexpr int64_t kMostSumWords = (int64_t{64} << 20) / sizeof(uint64_t);
 
 namespace {

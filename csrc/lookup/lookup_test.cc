@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -222,6 +223,63 @@ void slots_that_are_known_are_those_of_the_same_keys() {
   CHECK(batch.slots[1] == other, batch.slots[1]);
 }
 
+// What lookup() finds on the way and pools has the bits of finds that came before, of any row, on every instruction set.
+void finds_on_the_way_as_before(const std::string& isa, int32_t dim, Dtype dtype, Pooling pooling, bool weighted,
+                                bool narrow) {
+  CHECK(set_isa(isa), isa);
+  constexpr int64_t kBags = 90, kKeys = 400;
+  Random random(static_cast<uint64_t>(dim));
+  DramStore store(dim, dtype, 0);
+  Index index;
+  std::vector<int64_t> known;
+  for (int64_t key = 0; key < kKeys; key += 2) known.push_back(key);
+  const int64_t n = static_cast<int64_t>(known.size());
+  std::vector<uint32_t> rows(known.size());
+  CHECK(store.reserve(n).ok() && index.reserve(n).ok());
+  store.take(rows.data(), n);
+  CHECK(index.insert(known.data(), rows.data(), n).ok());
+  birth(store.rows(), kInit, nullptr, {}, known.data(), rows.data(), n, 1);
+
+  Batch batch(2, kBags, 40, kKeys, false);
+  Bags bags = batch.bags(narrow);
+  std::vector<float> weights;
+  for (size_t i = 0; i < batch.keys.size(); ++i) weights.push_back(random.unit());
+  if (weighted) bags.weights = weights.data();
+  const int64_t outputs = pooling == Pooling::none ? bags.offset(2 * kBags) - bags.offset(kBags) : kBags;
+  for (bool silent : {false, true})
+    for (Dtype out_dtype : {Dtype::f32, Dtype::bf16}) {
+      std::vector<float> before(static_cast<size_t>(outputs * dim) + 1, -9.0f), out = before;
+      PoolFeature feature{&store.rows(), 1, pooling, silent, kInit, reinterpret_cast<char*>(before.data()), dim, 1};
+      for (int64_t i = bags.offset(kBags); i < bags.offset(2 * kBags); ++i)
+        batch.slots[batch.keys.size() + static_cast<size_t>(i)] = index.find(bags.key(i));
+      const std::vector<uint32_t> slots = batch.slots;
+      std::vector<PoolTask> tasks;
+      split_pool(feature, bags, &tasks);
+      for (const PoolTask& task : tasks) pool_task(task, bags, out_dtype);
+
+      std::fill(batch.slots.begin() + static_cast<int64_t>(batch.keys.size()), batch.slots.end(), 12345u);
+      feature.out = reinterpret_cast<char*>(out.data());
+      const std::vector<LookupPart> parts = {{&index, feature, false}};
+      const Found found = lookup(parts, bags, batch.slots.data(), nullptr, out_dtype, 2);
+      CHECK(found.rest.empty() && found.missing[0] > 0);
+      CHECK(!std::memcmp(out.data(), before.data(), out.size() * sizeof(float)), isa, dim, narrow);
+      for (int64_t i = bags.offset(kBags); i < bags.offset(2 * kBags); ++i) {
+        const size_t at = batch.keys.size() + static_cast<size_t>(i);
+        CHECK(batch.slots[at] == slots[at], i);
+      }
+    }
+}
+
+void finds_on_the_way_as_before_for_any_row() {
+  for (const std::string& isa : available_isas())
+    for (int32_t dim : {1, 5, 16, 17, 32, 48, 64, 80, 96, 112, 128, 130})
+      for (Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16})
+        for (Pooling pooling : {Pooling::none, Pooling::sum, Pooling::mean})
+          for (bool weighted : {false, true})
+            for (bool narrow : {false, true}) finds_on_the_way_as_before(isa, dim, dtype, pooling, weighted, narrow);
+  CHECK(set_isa(available_isas().back()));
+}
+
 }  // namespace
 }  // namespace shoal
 
@@ -230,4 +288,5 @@ int main() {
   shoal::slots_that_are_known_are_those_of_the_same_keys();
   shoal::pools_at_once_what_waits_for_nothing();
   shoal::pools_the_rest_after_births();
+  shoal::finds_on_the_way_as_before_for_any_row();
 }
