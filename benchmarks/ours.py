@@ -1,7 +1,7 @@
 """Shoal in the peers' verbs."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -19,6 +19,16 @@ def optimizer_of(name: str, lr: float, eps: float) -> shoal.SGD | shoal.Adam | s
     if name == "adam":
         return shoal.Adam(lr=lr, eps=eps)
     return shoal.RowwiseAdagrad(lr=lr, eps=eps)
+
+
+@contextmanager
+def evaluating(bags: torch.nn.Module) -> Iterator[None]:
+    """The module in eval mode."""
+    bags.eval()
+    try:
+        yield
+    finally:
+        bags.train()
 
 
 @contextmanager
@@ -65,13 +75,8 @@ class ShoalBags:
     def rows(self, table: int, ids: Tensor) -> Tensor:
         return self.bags.table(NAMES[table]).lookup(keys_of(ids, stream=table))
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        self.bags.eval()
-        try:
-            yield
-        finally:
-            self.bags.train()
+    def evaluating(self) -> AbstractContextManager[None]:
+        return evaluating(self.bags)
 
 
 class OneTable:

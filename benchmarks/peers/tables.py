@@ -1,7 +1,7 @@
 """Tables of different sizes and dims, pooled by sum or as sequences: FBGEMM, torch, and ours, in the same verbs."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 import shoal
 from benchmarks.measure import OURS
-from benchmarks.ours import optimizer_of
+from benchmarks.ours import evaluating, optimizer_of
 from benchmarks.peers.fbgemm import THREADS, fbgemm_module, single_threads
+from benchmarks.peers.torch_bag import torch_optimizer
 from benchmarks.ragged import Batch, Tables
 from benchmarks.work import chunks, keys_of
 
@@ -114,14 +115,7 @@ class TorchTables:
                 else torch.nn.Embedding(rows, dim, sparse=True, _weight=weight)
             )
         self.bags = made
-        weights = [one.weight for one in made]
-        self.optimizer: torch.optim.Optimizer
-        if optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(weights, lr=lr)
-        elif optimizer == "adam":
-            self.optimizer = torch.optim.SparseAdam(weights, lr=lr, eps=eps)
-        else:  # torch has no rowwise Adagrad; this is the nearest
-            self.optimizer = torch.optim.Adagrad(weights, lr=lr, eps=eps)
+        self.optimizer = torch_optimizer([one.weight for one in made], optimizer, lr, eps)
 
     def load(self, table: int, rows: Tensor) -> None:
         self.bags[table].weight.data.copy_(rows)
@@ -182,10 +176,5 @@ class ShoalTables:
     def rows(self, table: int, ids: Tensor) -> Tensor:
         return self.bags.table(self.of.names[table]).lookup(keys_of(ids, stream=table))
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        self.bags.eval()
-        try:
-            yield
-        finally:
-            self.bags.train()
+    def evaluating(self) -> AbstractContextManager[None]:
+        return evaluating(self.bags)

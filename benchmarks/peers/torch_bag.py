@@ -6,20 +6,22 @@ from torch import Tensor
 from benchmarks.work import TABLES, Batch
 
 
+def torch_optimizer(weights: list[Tensor], optimizer: str, lr: float, eps: float) -> torch.optim.Optimizer:
+    """Torch's optimizer for tables with sparse gradients."""
+    if optimizer == "sgd":
+        return torch.optim.SGD(weights, lr=lr)
+    if optimizer == "adam":
+        return torch.optim.SparseAdam(weights, lr=lr, eps=eps)
+    return torch.optim.Adagrad(weights, lr=lr, eps=eps)  # torch has no rowwise one; this is the nearest
+
+
 class TorchBags:
     name = "torch"
 
     def __init__(self, rows: int, dim: int, optimizer: str, lr: float, eps: float) -> None:
         empty = [torch.empty(rows, dim) for _ in range(TABLES)]
         self.bags = [torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, _weight=one) for one in empty]
-        weights = [bag.weight for bag in self.bags]
-        self.optimizer: torch.optim.Optimizer
-        if optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(weights, lr=lr)
-        elif optimizer == "adam":
-            self.optimizer = torch.optim.SparseAdam(weights, lr=lr, eps=eps)
-        else:  # torch has no rowwise Adagrad; this is the nearest
-            self.optimizer = torch.optim.Adagrad(weights, lr=lr, eps=eps)
+        self.optimizer = torch_optimizer([bag.weight for bag in self.bags], optimizer, lr, eps)
         self.dim = dim
 
     def load(self, table: int, rows: Tensor) -> None:
