@@ -111,13 +111,9 @@ Status Index::extend(uint64_t buckets) {
   return {};
 }
 
-Status Index::place(uint64_t home, int64_t key, uint32_t slot) {
-  for (uint64_t at = home;; ++at) {
-    if (at >= extent_)
-      if (Status status = extend(at + 1); !status.ok()) {
-        uncount(home, at);
-        return status;
-      }
+// Into the first bucket from `at` on with room, which is returned; extent_ if none has any.
+SHOAL_INLINE uint64_t Index::put(uint64_t at, int64_t key, uint32_t slot) {
+  for (; at < extent_; ++at) {
     Bucket& bucket = *view_.at(at);
     uint32_t free = ~uint32_t{bucket.used} & ((1u << kBucketKeys) - 1);
     if (!free) {
@@ -128,8 +124,20 @@ Status Index::place(uint64_t home, int64_t key, uint32_t slot) {
     bucket.keys[i] = key;
     bucket.slots[i] = slot;
     bucket.used |= static_cast<uint8_t>(1u << i);
-    return {};
+    break;
   }
+  return at;
+}
+
+// Puts a key for which there was no room up to the last bucket behind it.
+Status Index::put_behind(uint64_t home, int64_t key, uint32_t slot) {
+  const uint64_t at = extent_;
+  if (Status status = extend(at + 1); !status.ok()) {
+    uncount(home, at);
+    return status;
+  }
+  put(at, key, slot);
+  return {};
 }
 
 void Index::take_out(uint64_t home, uint64_t at, int which) {
@@ -149,9 +157,12 @@ Status Index::insert(const int64_t* keys, const uint32_t* slots, int64_t n) {
   for (int64_t i = 0; i < n + kAhead; ++i) {
     if (i >= kAhead) {
       int64_t j = i - kAhead;
-      if (Status status = place(homes[j % kAhead], keys[j], slots[j]); !status.ok()) {
-        for (int64_t placed = 0; placed < j; ++placed) erase(keys[placed]);
-        return status;
+      const uint64_t home = homes[j % kAhead];
+      if (put(home, keys[j], slots[j]) == extent_) {
+        if (Status status = put_behind(home, keys[j], slots[j]); !status.ok()) {
+          for (int64_t placed = 0; placed < j; ++placed) erase(keys[placed]);
+          return status;
+        }
       }
       ++size_;
     }
@@ -180,13 +191,42 @@ uint32_t Index::erase(int64_t key) {
   }
 }
 
+// Takes all entries out of buckets [from, to). REQUIRES: no other key has passed through one of them.
+void Index::empty(uint64_t from, uint64_t to) {
+  const size_t before = moving_.size();
+  moving_.resize(before + (to - from) * kBucketKeys);
+  Moving* out = moving_.data() + before;
+  for (uint64_t at = from; at < to; ++at) {
+    Bucket& bucket = *view_.at(at);
+    // A branch for each entry would go wrong once a bucket.
+    for (int i = 0; i < kBucketKeys; ++i) {
+      *out = {bucket.keys[i], index_hash(bucket.keys[i]), bucket.slots[i]};
+      out += bucket.used >> i & 1;
+    }
+    bucket.used = 0;
+    bucket.over = 0;
+  }
+  moving_.resize(static_cast<size_t>(out - moving_.data()));
+}
+
 // Takes out every entry whose home, at `scale`, is in [from, to). False if there is no memory for the list; then they are
 // where they were.
 bool Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
   moving_.clear();
   const bool low = scale == view_.low;
+  // Where a growth has not been, keys behind a bucket that none passed through belong to what is taken out.
+  const bool apart = low && scaled(view_.frontier, view_.high) >= to;
+  bool passed = from > 0 && view_.at(from - 1)->over != 0;
+  uint64_t emptied = to;  // from here to `to` nothing is left to count back
   try {
     for (uint64_t at = from; at < extent_; ++at) {
+      if (apart && !passed && at < to) {
+        passed = view_.at(to - 1)->over != 0;
+        empty(at, to);
+        if (!passed) break;
+        emptied = at;
+        at = to;
+      }
       Bucket& here = *view_.at(at);
       for (uint32_t used = here.used; used; used &= used - 1) {
         int i = __builtin_ctz(used);
@@ -194,9 +234,10 @@ bool Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
         uint64_t home = scaled(hash, scale);
         if ((hash < view_.frontier) != low || home < from || home >= to) continue;
         moving_.push_back({here.keys[i], hash, here.slots[i]});
-        take_out(home, at, i);
+        take_out(home < emptied ? home : to, at, i);
       }
-      if (at + 1 >= to && here.over == 0) break;
+      passed = here.over != 0;
+      if (at + 1 >= to && !passed) break;
     }
   } catch (const std::bad_alloc&) {
     resettle();
@@ -208,8 +249,11 @@ bool Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
 // Puts what was taken out where it belongs now: back, if the frontier is where it was.
 // REQUIRES: memory is mapped for all of it, as it is on the way back and towards the start.
 void Index::resettle() {
-  for (const Moving& entry : moving_)
-    if (!place(home_of(view_, entry.hash), entry.key, entry.slot).ok()) __builtin_unreachable();
+  for (const Moving& entry : moving_) {
+    const uint64_t home = home_of(view_, entry.hash);
+    if (put(home, entry.key, entry.slot) == extent_ && !put_behind(home, entry.key, entry.slot).ok())
+      __builtin_unreachable();
+  }
 }
 
 Status Index::begin_growth(uint64_t buckets) {

@@ -63,9 +63,11 @@ class Index {
   uint32_t* locate(int64_t key) const;
   Status map_chunks(uint64_t buckets);
   Status extend(uint64_t buckets);
-  Status place(uint64_t home, int64_t key, uint32_t slot);
+  uint64_t put(uint64_t at, int64_t key, uint32_t slot);
+  Status put_behind(uint64_t home, int64_t key, uint32_t slot);
   void take_out(uint64_t home, uint64_t at, int which);
   void uncount(uint64_t home, uint64_t at);
+  void empty(uint64_t from, uint64_t to);
   bool collect(uint64_t scale, uint64_t from, uint64_t to);
   void resettle();
   Status begin_growth(uint64_t buckets);
