@@ -151,20 +151,19 @@ void bind_kernels(nb::module_& m) {
           nb::arg("shrink"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("max_norm"))
       .def(
           "begin",
-          [](BoundUpdateTable& bound, double score, uint32_t clock, float grad_scale) {
+          [](BoundUpdateTable& bound, double score, uint32_t clock, float grad_scale, ChangedRows* changed) {
             bound.table.score = score;
             bound.table.clock = clock;
             bound.table.step = bound.backwards->step;
             bound.table.grad_scale = grad_scale;
+            bound.table.changed = changed;
           },
-          nb::arg("score"), nb::arg("clock"), nb::arg("grad_scale"), "What the next backward has of its own")
+          nb::arg("score"), nb::arg("clock"), nb::arg("grad_scale"), nb::arg("changed").none(), nb::keep_alive<1, 5>(),
+          "What the next backward has of its own, and where it lists the rows that change")
       .def(
           "count_pieces", [](BoundUpdateTable& bound, const Backwards* pieces) { bound.pieces = pieces; },
           nb::arg("pieces").none(), nb::keep_alive<1, 2>(),
-          "What pieces of the next backward left out before it is counted with it")
-      .def(
-          "track", [](BoundUpdateTable& bound, ChangedRows* changed) { bound.table.changed = changed; },
-          nb::arg("changed").none(), nb::keep_alive<1, 2>(), "List the rows that change there");
+          "What pieces of the next backward left out before it is counted with it");
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",

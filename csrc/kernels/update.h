@@ -116,7 +116,7 @@ struct UpdatePart {
 struct UpdateRows {
   const uint64_t* sorted;           // slot << 32 | position (see UpdatePart::direct), sorted; null where there are sums
   int64_t count;                    // of pairs, or of sums
-  const uint64_t* rows = nullptr;   // slot << 32 | number, sorted
+  const uint64_t* rows = nullptr;   // slot << 32 | number of the sum
   const float* sums = nullptr;      // [count, dim], by number
   const uint32_t* first = nullptr;  // by number: a position that named the row
 

@@ -626,14 +626,13 @@ class UpdateTable:
 
     def set(self, optimizer: Optimizer, reduce: Reduce, lr: float, settings: Sequence[float], weight_decay: float, shrink: float, clip_value: float, clip_norm: float, max_norm: float) -> None: ...
 
-    def begin(self, score: float, clock: int, grad_scale: float) -> None:
-        """What the next backward has of its own"""
+    def begin(self, score: float, clock: int, grad_scale: float, changed: ChangedRows | None) -> None:
+        """
+        What the next backward has of its own, and where it lists the rows that change
+        """
 
     def count_pieces(self, pieces: Backwards | None) -> None:
         """What pieces of the next backward left out before it is counted with it"""
-
-    def track(self, changed: ChangedRows | None) -> None:
-        """List the rows that change there"""
 
 class UpdateFeature:
     """The gradient of one feature's output"""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, ValuesView
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ class _Settings(MutableMapping[str, Any]):
         self._optimizer = optimizer
         self._group = group
         self._checked: dict[str, Any] = dict(optimizer.hyper())
-        self._seen: list[Any] | None = None
+        self._given = itemgetter("name", *self._checked)  # a tuple, also of one setting
+        self._seen: tuple[Any, ...] | None = None
 
     def __getitem__(self, name: str) -> Any:
         given = self._group[name]
@@ -41,7 +43,7 @@ class _Settings(MutableMapping[str, Any]):
 
     def values(self) -> ValuesView[Any]:
         # Read for every table in every backward, so at first without a look at each.
-        given = [self._group[name] for name in self._checked]
+        given = self._given(self._group)
         if given != self._seen:
             for name in self._checked:
                 self[name]

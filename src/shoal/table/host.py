@@ -43,7 +43,7 @@ class HostTable(HostMemory):
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         super()._hold(index, storage)
         self._update = _native.UpdateTable(storage.rows, self.rounding_stream, self._backwards)
-        self._update_settings: list[Any] | None = None
+        self._update_settings: tuple[Any, ...] | None = None
 
     @property
     def fetched(self) -> int:
@@ -177,12 +177,11 @@ class HostTable(HostMemory):
         """This table's part of the backward that comes next."""
         optimizer = self.config.optimizer
         assert optimizer is not None
-        settings = list(self.optimizer_hyper.values())
+        settings = tuple(self.optimizer_hyper.values())
         if settings != self._update_settings or optimizer.counts_steps:
             self._set(self._update)
             self._update_settings = settings
-        self._update.track(self.listed)
-        self._update.begin(score, self.clock, grad_scale)
+        self._update.begin(score, self.clock, grad_scale, self.listed)
         return self._update
 
     def _set(self, update: _native.UpdateTable) -> None:
@@ -207,9 +206,8 @@ class HostTable(HostMemory):
         what those before left out."""
         update = _native.UpdateTable(self.storage.rows, self.rounding_stream, self._backwards)
         self._set(update)
-        update.track(self.listed)
         update.count_pieces(pieces)
-        update.begin(score, self.clock, grad_scale)
+        update.begin(score, self.clock, grad_scale, self.listed)
         return update
 
     def update_beside(
@@ -219,7 +217,7 @@ class HostTable(HostMemory):
         pieces.step = self.step
         update = _native.UpdateTable(rows, self.rounding_stream, pieces)
         self._set(update)
-        update.begin(score, self.clock, grad_scale)
+        update.begin(score, self.clock, grad_scale, None)
         return update
 
     def stats(self) -> TableStats:

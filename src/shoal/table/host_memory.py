@@ -477,7 +477,8 @@ class HostMemory:
     @property
     def listed(self) -> _native.ChangedRows | None:
         """Where rows that change are listed, if anybody reads them."""
-        self.follow_readers()
+        if self.changes.are_read != self._is_tracking:
+            self.follow_readers()
         return self.changes.listed if self._is_tracking else None
 
     def seal(self) -> None:

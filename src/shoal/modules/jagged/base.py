@@ -8,12 +8,12 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.modules.jagged.checks import (
-    certainly,
     require_agreement,
     require_device,
     require_indices,
     require_tensor,
 )
+from shoal.modules.jagged.known import certainly
 from shoal.modules.jagged.offsets import to_offsets
 from shoal.modules.tracing import Traceable
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from shoal.errors import DeviceError, InputError, NotFoundError
+from shoal.modules.jagged.known import can_be_read, certainly
 from shoal.modules.jagged.offsets import to_offsets
 from shoal.ops.hash_ids import hint_for
 
@@ -18,18 +18,6 @@ def position(where: str, keys: list[str], key: str) -> int:
     if key not in keys:
         raise NotFoundError(f"[{where}] wanted one of {', '.join(keys) or 'no keys'}; got {key!r}.")
     return keys.index(key)
-
-
-def certainly(condition: bool) -> bool:
-    """Whether it holds, as far as is known now.
-
-    The compiler may know a size only when the graph runs. Then no shape is refused here, and the lookup decides.
-    """
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-        return guard_or_false(condition)
-    return condition
 
 
 def require_tensor(where: str, name: str, given: object) -> None:
@@ -72,17 +60,6 @@ def require_agreement(where: str, lengths: Tensor, offsets: Tensor) -> None:
             f"[{where}] offsets: wanted the running sums of the lengths, from 0; got {int(offsets[at])} at {at}, where "
             f"the sum is {int(sums[at])}. Give only one of the two."
         )
-
-
-def can_be_read(given: Tensor) -> bool:
-    """Whether looking at the contents waits for no device, and is possible: a traced or vmapped tensor has none."""
-    return (
-        not torch.compiler.is_compiling()
-        and not is_in_torch_dispatch_mode()
-        and type(given) is Tensor
-        and given.device.type == "cpu"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(given)
-    )
 
 
 def require_keys(where: str, keys: Sequence[str]) -> list[str]:

@@ -10,9 +10,10 @@ from torch import Tensor
 from shoal.errors import InputError
 from shoal.modules.jagged import pytree
 from shoal.modules.jagged.base import LEAVES, Jagged
-from shoal.modules.jagged.checks import certainly, position, require_indices, require_keys, require_sum
+from shoal.modules.jagged.checks import position, require_indices, require_keys, require_sum
 from shoal.modules.jagged.exchange import in_order
 from shoal.modules.jagged.jagged_tensor import JaggedTensor
+from shoal.modules.jagged.known import certainly
 from shoal.modules.jagged.offsets import running_sum
 from shoal.modules.jagged.text import show
 from shoal.modules.tracing import traceable

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from shoal.errors import InputError, NotFoundError
 from shoal.modules.jagged import pytree
-from shoal.modules.jagged.checks import certainly, position, require_keys, require_tensor
+from shoal.modules.jagged.checks import position, require_keys, require_tensor
+from shoal.modules.jagged.known import certainly
 from shoal.modules.jagged.offsets import running_sum
 from shoal.modules.jagged.text import show
 from shoal.modules.tracing import Traceable, traceable
