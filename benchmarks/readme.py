@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.measure import OURS
-from benchmarks.record import RESULTS, Row, newest, read
+from benchmarks.record import RESULTS, Row, lines_of, newest, read
 
 README = pathlib.Path(__file__).resolve().parent.parent / "README.md"
 SUITES = ("cpu", "gpu", "tiers", "log")  # each has a block
@@ -63,7 +63,7 @@ def render(suite: str, rows: Sequence[Row]) -> str:
         ]
         cells = [case, f"{digits(ours.p50)}{spread} {ours.unit}", "; ".join(others)]
         if has_lines:
-            cells.append("" if ours.transfer_ns is None else f"{ours.transfer_ns:.0f} ns")
+            cells.append(lines_of(ours))
         lines.append(f"| {' | '.join(cells)} |")
     last = max(row.when for row in shown)
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in shown))

@@ -42,16 +42,20 @@ class Row:
     verdict: str  # pass, miss, or nothing where there is no limit
     rounds: int
     disturbed: int  # turns of the case kept although others used the machine
-    # Nanoseconds that a line takes from one core to another, before and after the case: a virtual machine has minutes
-    # in which its cores share a cache, and others. None where it was not measured.
+    # Nanoseconds that a line takes from one core to another, before the case and after it: a virtual machine has
+    # minutes in which its cores share a cache, and others. None where it was not measured; rows without the second
+    # number have the mean of both.
     transfer_ns: float | None = None
+    transfer_after_ns: float | None = None
 
 
 def passes(ratio: float, limit: float, higher_is_better: bool) -> bool:
     return ratio >= limit if higher_is_better else ratio <= limit
 
 
-def rows_of(case: Case, result: Result, origin: Origin, transfer_ns: float | None = None) -> list[Row]:
+def rows_of(
+    case: Case, result: Result, origin: Origin, transfers: tuple[float | None, float | None] = (None, None)
+) -> list[Row]:
     absent = set(case.limits) - set(result.rounds)
     if absent:
         raise ValueError(
@@ -79,10 +83,21 @@ def rows_of(case: Case, result: Result, origin: Origin, transfer_ns: float | Non
                 verdict=verdict,
                 rounds=len(values),
                 disturbed=result.disturbed,
-                transfer_ns=transfer_ns,
+                transfer_ns=transfers[0],
+                transfer_after_ns=transfers[1],
             )
         )
     return rows
+
+
+def lines_of(row: Row) -> str:
+    """What a line took around a case, in words: one number, or two where another kind of minute came."""
+    before, after = row.transfer_ns, row.transfer_after_ns
+    if before is None:
+        return ""
+    if after is None or 2 / 3 < before / after < 3 / 2:
+        return f"{before if after is None else (before + after) / 2:.0f} ns"
+    return f"{before:.0f}, then {after:.0f} ns"
 
 
 def append(path: pathlib.Path, rows: Iterable[Row]) -> None:
@@ -124,12 +139,13 @@ def read(path: pathlib.Path) -> list[Row]:
                 rounds=int(line["rounds"]),
                 disturbed=int(line["disturbed"]),
                 transfer_ns=number(line["transfer_ns"]),
+                transfer_after_ns=number(line["transfer_after_ns"]),
             )
             for line in csv.DictReader(file)
         ]
 
 
-_NUMBERS = {"p20", "p50", "p80", "ratio", "limit", "rounds", "disturbed", "transfer_ns"}
+_NUMBERS = {"p20", "p50", "p80", "ratio", "limit", "rounds", "disturbed", "transfer_ns", "transfer_after_ns"}
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:

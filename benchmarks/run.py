@@ -73,7 +73,7 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
             bench.enter(case.stage)
             bench.say = lambda what, case=case: progress.update(task, description=f"{case.name}: {what}")
             bench.tell = lambda what, case=case: console.print(f"{case.name}: {what}", highlight=False)
-            transfers = [transfer_ns()] if suite != "gpu" else []
+            before = transfer_ns() if suite != "gpu" else None
             try:
                 result = case.run(bench)
             except Mismatch as reason:
@@ -84,15 +84,14 @@ def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: st
                 console.print(f"[red]failed[/] {case.name}")
                 console.print_exception()
             else:
-                transfers += [transfer_ns()] if transfers else []
-                known = [one for one in transfers if one is not None]
-                rows = record.rows_of(case, result, origin, sum(known) / len(known) if known else None)
+                after = None if before is None else transfer_ns()
+                rows = record.rows_of(case, result, origin, (before, after))
                 table.add_row(*line(case, result, rows))
                 if save:
                     record.append(record.RESULTS / f"{suite}.csv", rows)
                 if not console.is_terminal:
                     shown = ", ".join(f"{row.contender} {digits(row.p50)}" for row in rows)
-                    told = f"; a line takes {known[0]:.0f} to {known[-1]:.0f} ns between cores" if known else ""
+                    told = f"; a line takes {record.lines_of(rows[0])} between cores" if before is not None else ""
                     console.print(f"{case.name}: {shown} {result.unit}{told}", highlight=False)
             progress.advance(task)
         bench.clear()

@@ -176,6 +176,9 @@ def test_a_row_says_what_a_line_takes_between_the_cores_where_that_was_measured(
     block = readme.render("cpu", [*RUNS, measured("eval", OURS, 2.0, when, transfer_ns=171.6)])
     assert "| | Shoal (p20 to p80) | others (Shoal / other) | a line takes |\n|---|---|---|---|\n" in block
     assert "| eval | 2 (1 to 3) ms |  | 172 ns |" in block
+    for around, told in (((40.0, 44.0), "42 ns"), ((40.2, 170.4), "40, then 170 ns")):
+        row = measured("eval", OURS, 2.0, when, transfer_ns=around[0], transfer_after_ns=around[1])
+        assert f"| {told} |" in readme.render("cpu", [row])
     assert "| cost growth of find, dim 8 | 150 ns/key |  |  |" in block
 
 

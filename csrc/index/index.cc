@@ -222,6 +222,12 @@ bool Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
     for (uint64_t at = from; at < extent_; ++at) {
       if (apart && !passed && at < to) {
         passed = view_.at(to - 1)->over != 0;
+        uint64_t end = to;  // of the buckets that keys passed on to, with the first that passed none
+        if (passed)
+          while (end < extent_ && view_.at(end++)->over != 0) {
+          }
+        // Now, as `empty` forgets what is counted of keys behind `to`, which could not be left there.
+        moving_.reserve(moving_.size() + (end - at) * kBucketKeys);
         empty(at, to);
         if (!passed) break;
         emptied = at;

@@ -434,6 +434,29 @@ void no_key_is_lost_where_the_heap_ends() {
   }
 }
 
+// Keys of one home, whose chain runs on behind the buckets that a growth moves first.
+void a_long_chain_is_whole_where_the_heap_ends() {
+  constexpr int64_t kKeys = 448;
+  bool grew = false;
+  for (int64_t allocations = 0; !grew; ++allocations) {
+    Index index;
+    CHECK(index.reserve(kKeys).ok());
+    std::vector<int64_t> keys;
+    std::vector<uint32_t> slots;
+    for (int64_t i = 0; i < kKeys; ++i) {
+      keys.push_back(static_cast<int64_t>(unmix64((uint64_t{1} << 63) + 2 * static_cast<uint64_t>(i))));
+      slots.push_back(static_cast<uint32_t>(i));
+    }
+    CHECK(index.insert(keys.data(), slots.data(), kKeys).ok());
+    Status status;
+    CHECK(with_heap_for(allocations, [&] { status = index.reserve(1); }), allocations);
+    grew = status.ok();
+    for (size_t i = 0; i < keys.size(); ++i) CHECK(index.find(keys[i]) == slots[i], allocations, i);
+    for (size_t i = 0; i < keys.size(); ++i) CHECK(index.erase(keys[i]) == slots[i], allocations, i);
+    CHECK(index.size() == 0 && allocations < 100, allocations);
+  }
+}
+
 void a_shrink_without_memory_loses_nothing_and_can_turn_around() {
   auto any = [](Random& random) { return static_cast<int64_t>(random.next()); };
   for (int64_t allocations : {0, 1, 2, 4, 8}) {
@@ -533,6 +556,7 @@ int main() {
   shoal::overflow_runs_into_the_next_chunk();
   shoal::a_chain_of_more_keys_than_a_bucket_can_count();
   shoal::no_key_is_lost_where_the_heap_ends();
+  shoal::a_long_chain_is_whole_where_the_heap_ends();
   shoal::a_shrink_without_memory_loses_nothing_and_can_turn_around();
 #if !SHOAL_SANITIZED
   shoal::no_key_is_lost_where_memory_ends();

@@ -127,6 +127,23 @@ def test_one_cycle_changes_the_momentum_too(optimizer):
     assert (group["betas"][0] if "betas" in group else group["momentum"]) == pytest.approx(0.95)
 
 
+def test_a_list_that_is_changed_in_place_is_used_as_one_that_is_assigned():
+    changed, assigned = (collection(shoal.Adam(lr=0.1)) for _ in range(2))
+    changed.optimizer.param_groups[0]["betas"] = [0.9, 0.999]
+    for bags in (changed, assigned):
+        for _ in range(2):
+            train_step(bags, batch(bags))
+    changed.optimizer.param_groups[0]["betas"][0] = 0.1
+    assigned.optimizer.param_groups[0]["betas"] = (0.1, 0.999)
+    assert moved(changed) == moved(assigned)
+
+
+def test_a_param_group_without_its_name_trains():
+    bags = collection(shoal.SGD(lr=1.0))
+    del bags.optimizer.param_groups[0]["name"]
+    assert moved(bags) == pytest.approx(1.0)
+
+
 def test_momentum_that_was_changed_is_used():
     bags = collection(shoal.SGD(lr=1.0, momentum=0.9))
     assert moved(bags) == pytest.approx(1.0)

@@ -20,13 +20,16 @@ class _Settings(MutableMapping[str, Any]):
         self._optimizer = optimizer
         self._group = group
         self._checked: dict[str, Any] = dict(optimizer.hyper())
-        self._given = itemgetter("name", *self._checked)  # a tuple, also of one setting
+        first = next(iter(self._checked))
+        self._given = itemgetter(first, *self._checked)  # the first twice: a tuple also of one setting
         self._seen: tuple[Any, ...] | None = None
 
     def __getitem__(self, name: str) -> Any:
         given = self._group[name]
         if isinstance(given, Tensor):
             given = given.item()
+        elif isinstance(given, list):
+            given = tuple(given)
         if given != self._checked[name]:
             replace(self._optimizer, **{name: given})  # raises ConfigError
             self._checked[name] = given
@@ -47,8 +50,8 @@ class _Settings(MutableMapping[str, Any]):
         if given != self._seen:
             for name in self._checked:
                 self[name]
-            # A tensor may be changed in place.
-            self._seen = None if any(isinstance(one, Tensor) for one in given) else given
+            # A tensor or a list may be changed in place.
+            self._seen = None if any(isinstance(one, Tensor | list) for one in given) else given
         return self._checked.values()
 
     def __iter__(self) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """JaggedTensor against its plain definition, a list of lists; and what both jagged tensors refuse."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -53,6 +54,27 @@ def test_lengths_and_offsets_that_disagree_are_refused(dtype, offsets, message):
     for make in (JaggedTensor, partial(KeyedJaggedTensor, ["a", "b"])):
         with pytest.raises(InputError, match=f"offsets: wanted the running sums of the lengths, from 0; {message}"):
             make(VALUES, lengths=FOUR.to(dtype), offsets=torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("at", [0, 1, 16384, 16385, 40000])
+def test_many_lengths_and_offsets_are_compared_to_the_last(dtype, at):
+    lengths = torch.ones(40000, dtype=dtype)
+    offsets = torch.arange(40001, dtype=dtype)
+    JaggedTensor(torch.arange(40000), lengths=lengths, offsets=offsets)
+    offsets[at] += 1
+    with pytest.raises(InputError, match=f"got {at + 1} at {at}, where the sum is {at}"):
+        JaggedTensor(torch.arange(40000), lengths=lengths, offsets=offsets)
+
+
+def test_a_traced_function_makes_offsets_of_any_number_of_bags():
+    def offsets_of(values, lengths):
+        return JaggedTensor(values, lengths=lengths).offsets()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch.jit, about itself and about our checks
+        traced = torch.jit.trace(offsets_of, (torch.arange(6), torch.tensor([1, 2, 3])), check_trace=False)
+    assert traced(torch.arange(15), torch.tensor([1, 2, 3, 4, 5])).tolist() == [0, 1, 3, 6, 10, 15]
 
 
 def test_lengths_whose_sum_wraps_around_do_not_agree():

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from shoal.errors import DeviceError, InputError, NotFoundError
 from shoal.modules.jagged.known import can_be_read, certainly
-from shoal.modules.jagged.offsets import to_offsets
 from shoal.ops.hash_ids import hint_for
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
+# Lengths that are compared with offsets at a time.
+_COMPARED = 16384
 
 
 def position(where: str, keys: list[str], key: str) -> int:
@@ -51,15 +52,19 @@ def require_agreement(where: str, lengths: Tensor, offsets: Tensor) -> None:
         )
     if not (can_be_read(lengths) and can_be_read(offsets)):
         return
-    # In int64, so that lengths in int32 cannot wrap around to agree.
-    sums = to_offsets(lengths.long())
-    differ = sums != offsets
-    if differ.any():
-        at = int(differ.nonzero()[0])
-        raise InputError(
-            f"[{where}] offsets: wanted the running sums of the lengths, from 0; got {int(offsets[at])} at {at}, where "
-            f"the sum is {int(sums[at])}. Give only one of the two."
-        )
+    total, begin = torch.zeros(1, dtype=torch.int64, device="cpu"), 0
+    # Few at a time: with more, torch wakes all its threads, which then spin on the cores that the lookup needs. In
+    # int64, so that lengths in int32 cannot wrap around to agree.
+    for some in lengths.split(_COMPARED):
+        sums = torch.cat([total, some]).cumsum(0, dtype=torch.int64)
+        differ = sums != offsets[begin : begin + len(sums)]
+        if differ.any():
+            at = int(differ.nonzero()[0])
+            raise InputError(
+                f"[{where}] offsets: wanted the running sums of the lengths, from 0; got {int(offsets[begin + at])} at "
+                f"{begin + at}, where the sum is {int(sums[at])}. Give only one of the two."
+            )
+        total, begin = sums[-1:], begin + len(some)
 
 
 def require_keys(where: str, keys: Sequence[str]) -> list[str]:
