@@ -21,7 +21,7 @@ def can_be_read(given: Tensor) -> bool:
     """Whether looking at the contents waits for no device, and is possible: a traced or vmapped tensor has none."""
     return (
         not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not is_in_torch_dispatch_mode()
         and type(given) is Tensor
         and given.device.type == "cpu"
