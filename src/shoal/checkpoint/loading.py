@@ -14,8 +14,8 @@ from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, InputError, NonFiniteWarning, NotFoundError
-from shoal.log.ahead import made_ahead
-from shoal.log.changing import while_it_changes
+from shoal.log.threads import made_ahead
+from shoal.log.retry import while_it_changes
 from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import Done, restored_dense
 from shoal.log.files import FilePath, Files, require_folder

@@ -16,8 +16,8 @@ from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
 from shoal.errors import CheckpointError, ConfigError, ForkError, InputError, ShoalError, StorageError
-from shoal.log.ahead import in_background
-from shoal.log.changing import while_it_changes
+from shoal.log.threads import in_background
+from shoal.log.retry import while_it_changes
 from shoal.log.commit import ID_DIGITS, Commit, DenseFile, TableCommit, checked_metadata, id_of, random_states
 from shoal.log.compact import compact, let_go
 from shoal.log.dense import require_states, restored_dense, write_dense

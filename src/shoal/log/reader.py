@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.errors import CheckpointError, NotFoundError, ShoalWarning, StorageError
 from shoal.log.chain import Chain
-from shoal.log.changing import manifests_in, while_it_changes
+from shoal.log.retry import manifests_in, while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import Files, names_in, size_of

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shoal import _native
 from shoal.errors import ShoalWarning, StorageError
-from shoal.log.aside import Aside
+from shoal.log.set_aside import Aside
 from shoal.log.chain import broken
 from shoal.log.commit import Commit
 from shoal.log.compact import compacting, write_snapshot

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import CheckpointError
-from shoal.log.changing import while_it_changes
+from shoal.log.retry import while_it_changes
 from shoal.log.commit import TableCommit
 from shoal.log.files import FilePath
 from shoal.log.reader import CommittedChanges, Version, Winners

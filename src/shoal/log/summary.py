@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.errors import StorageError
-from shoal.log.changing import while_it_changes
+from shoal.log.retry import while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.head import read_head

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from shoal import _native
 from shoal.errors import CheckpointError, ShoalError, StorageError
-from shoal.log.changing import while_it_changes
+from shoal.log.retry import while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import MOST_MANIFEST_BYTES, Files, read_file

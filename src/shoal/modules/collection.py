@@ -24,7 +24,7 @@ from shoal.errors import (
 )
 from shoal.modules.habits import Habits
 from shoal.modules.lookup import Lookup
-from shoal.modules.moving import move_in_place
+from shoal.modules.transfer import move_in_place
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import (

@@ -1,6 +1,6 @@
 """The rows of a group's tables that kernels reach: index, storage and what the kernels keep count of. A table with
-Dram among its tiers has both in host memory, and above it copies of the rows that are used: see device_tiers.py. What
-is below that is for device_below.py.
+Dram among its tiers has both in host memory, and above it copies of the rows that are used: see cache.py. What
+is below that is for below.py.
 
 Nothing that a step does asks the device anything. Room is made from what the host knows: how many keys there were when
 it last heard, and how many came since. What the device counted comes back behind the step, and is read once it is
@@ -29,9 +29,9 @@ from shoal.ops.move import triton as moves
 from shoal.ops.rows import triton as row_kernels
 from shoal.storage.hbm import HbmStorage, Layout
 from shoal.storage.pinned import pinned_bytes
-from shoal.table.device_tiers import UpperTier
-from shoal.table.ledger import Ledger
-from shoal.table.stamps import NOBODY, Stamps
+from shoal.table.device.cache import UpperTier
+from shoal.table.device.counts import Ledger
+from shoal.table.device.stamps import NOBODY, Stamps
 
 _KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
 TRITON_TYPES = {

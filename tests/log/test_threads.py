@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from shoal.log.ahead import in_background, made_ahead
+from shoal.log.threads import in_background, made_ahead
 
 
 def test_items_come_in_order_and_each_is_made_while_the_one_before_it_is_used():

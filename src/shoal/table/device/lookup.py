@@ -10,9 +10,9 @@ from torch import Tensor
 from shoal.index.device import FINDING, finding_grids
 from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two, variables
 from shoal.ops.pool import triton as kernels
-from shoal.table.device_plan import DevicePlan, FamilyParts
-from shoal.table.device_rows import TRITON_TYPES, DeviceRows, Pins
-from shoal.table.device_tiers import TIERING, tiering_pieces
+from shoal.table.device.cache import TIERING, tiering_pieces
+from shoal.table.device.plan import DevicePlan, FamilyParts
+from shoal.table.device.rows import TRITON_TYPES, DeviceRows, Pins
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from shoal.errors import CapacityError
 from shoal.metrics import Counters
 from shoal.storage import Answer
 from shoal.storage.hbm import CHANGED_FLAG, UNSAVED_FLAG
-from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.content import TierStats
-from shoal.table.device_missing import Missing
-from shoal.table.device_rows import DeviceRows, Pins, last_tier
-from shoal.table.leaving import write_now
+from shoal.table.device.missing import Missing
+from shoal.table.device.rows import DeviceRows, Pins, last_tier
+from shoal.table.lower.demotion import write_now
+from shoal.table.lower.tier import Below
 
 # Rows leave some at a time: choosing them stops for the device. At most so many, or this part of the table.
 _LEAVE_TOGETHER = 1 << 16

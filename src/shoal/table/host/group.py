@@ -17,19 +17,21 @@ from shoal.errors import CapacityError, InputError, NonFiniteError
 from shoal.index import NO_SLOT
 from shoal.ops.pool import bags_of, bind_again, pool, pool_each
 from shoal.ops.update import LeftOut, all_finite, update, weight_gradients
-from shoal.table.arrivals import Arriving
-from shoal.table.below import Below, Staged
 from shoal.table.content import TableContent
 from shoal.table.group import Group
-from shoal.table.host import HostTable, filled
-from shoal.table.large import Large, LargeUpdate, bear, find_births, large_batch, touch
+from shoal.table.host.arrivals import Arriving
+from shoal.table.host.large import Large, LargeUpdate, bear, find_births, large_batch, touch
+from shoal.table.host.pieces import Reader
+from shoal.table.host.plan import Plan
+from shoal.table.host.staging import HostStaging
+from shoal.table.host.table import HostTable, filled
 from shoal.table.lease import Leases
+from shoal.table.lower.read import Asked, read_below
+from shoal.table.lower.staged import Staged
+from shoal.table.lower.tier import Below
 from shoal.table.parts import Part
-from shoal.table.pieces import Reader
-from shoal.table.plan import Plan
-from shoal.table.reading import Asked, read_below
 from shoal.table.refused import is_refused_memory
-from shoal.table.staging import HostStaging, address_of
+from shoal.table.staging import address_of
 
 
 @dataclass

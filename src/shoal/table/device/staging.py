@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.table.below import Staged, may_read_ahead
-from shoal.table.device_below import DeviceBelow, Leaving
-from shoal.table.device_missing import Missing
-from shoal.table.device_plan import DevicePlan
-from shoal.table.device_rows import Pins
-from shoal.table.leaving import Departures
-from shoal.table.reading import Asked, read_below
+from shoal.table.device.below import DeviceBelow, Leaving
+from shoal.table.device.missing import Missing
+from shoal.table.device.plan import DevicePlan
+from shoal.table.device.rows import Pins
+from shoal.table.lower.demotion import Departures
+from shoal.table.lower.read import Asked, may_read_ahead, read_below
+from shoal.table.lower.staged import Staged
 from shoal.table.staging import address_of
 
 if TYPE_CHECKING:
-    from shoal.table.device_group import DeviceGroup
+    from shoal.table.device.group import DeviceGroup
 
 
 def _version(tensor: Tensor) -> int:

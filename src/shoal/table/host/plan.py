@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shoal import _native
-from shoal.table.host import HostTable
+from shoal.table.host.table import HostTable
 from shoal.table.parts import Part, parts_of
 
 POOLINGS = {"none": _native.Pooling.none, "sum": _native.Pooling.sum, "mean": _native.Pooling.mean}

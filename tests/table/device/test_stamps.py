@@ -2,7 +2,7 @@
 
 import itertools
 
-from shoal.table.stamps import NOBODY, Stamps
+from shoal.table.device.stamps import NOBODY, Stamps
 
 
 def test_stamps_are_the_numbers_until_they_begin_anew():

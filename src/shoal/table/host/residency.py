@@ -14,10 +14,10 @@ from shoal.errors import CapacityError, ConfigError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Counters
 from shoal.storage import DramStorage
-from shoal.table.arrivals import Arrivals
-from shoal.table.below import Below
 from shoal.table.changes import Changes
-from shoal.table.leaving import write_now
+from shoal.table.host.arrivals import Arrivals
+from shoal.table.lower.demotion import write_now
+from shoal.table.lower.tier import Below
 
 # Compaction looks at this many buckets for each row that was erased or each key of a batch: it ends within the calls
 # that made it necessary, and none of them waits for much more than its own work.

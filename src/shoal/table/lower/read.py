@@ -12,8 +12,13 @@ from torch import Tensor
 
 from shoal.storage import Answer
 from shoal.storage.packed import empty_packed
-from shoal.table.below import Below, Staged
-from shoal.table.readers import Readers
+from shoal.table.lower.staged import Staged
+from shoal.table.lower.threads import Readers
+from shoal.table.lower.tier import Below
+
+# Rows that are read ahead may take this part of the table's memory beside it, and no more than so many bytes.
+_AHEAD_PART = 4
+_MOST_AHEAD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -75,3 +80,15 @@ def _read(some: Sequence[_Unread]) -> None:
     )
     for one, answer in zip(some, answers, strict=True):
         one.more = answer
+
+
+def may_read_ahead(asked: Sequence[tuple[Below, Staged, int | None]], is_first: bool) -> bool:
+    """Whether a batch's rows may be read now, beside those that others read and that have no place yet. `asked`: of
+    each table what is below, what is asked, and the bytes of its memory. The first batch in line always may, or nobody
+    would."""
+    return is_first or not any(
+        len(staged.keys)
+        and budget is not None
+        and below.ahead_bytes - staged.bytes > min(budget // _AHEAD_PART, _MOST_AHEAD_BYTES)
+        for below, staged, budget in asked
+    )

@@ -1,4 +1,4 @@
-"""What a table has below its memory: a storage by key, and rows that were read ahead of their use."""
+"""What a table has below its memory: a storage by key."""
 
 import os
 import threading
@@ -19,12 +19,10 @@ from shoal.config import Ssd, Table
 from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.storage import Answer, SsdStorage, Storage
 from shoal.table.content import TierStats
-from shoal.table.handlers import is_of_a_handler
+from shoal.table.lower.handlers import is_of_a_handler
+from shoal.table.lower.staged import NO_KEYS, NOTHING, Staged
 
 _SCORE_BYTES = 8
-# Rows that are read ahead may take this part of the table's memory beside it, and no more than so many bytes.
-_AHEAD_PART = 4
-_MOST_AHEAD_BYTES = 16 << 20
 # Of rows that are read at a time only to see whether they can be.
 _TRY_BYTES = 8 << 20
 
@@ -35,114 +33,6 @@ def packed_bytes(config: Table) -> int:
 
 
 _HOST = torch.device("cpu")
-# What many have most of the time. Made once: a batch has one of each for every table.
-_NO_KEYS = torch.empty(0, dtype=torch.int64, device="cpu")
-_NOTHING = Answer(
-    torch.empty(0, 0, dtype=torch.uint8, device="cpu"), torch.zeros(0, dtype=torch.bool, device="cpu"), has=0
-)
-
-
-class Staged:
-    """What a storage said of some keys. It holds until one of them is written or erased."""
-
-    def __init__(self) -> None:
-        self.keys = _NO_KEYS  # all different, in ascending order
-        self.asked = _NO_KEYS  # the same, and those that came to memory since
-        self._rows, self._found, self._has = _NOTHING
-        self._spoiled: list[Tensor] = []
-        self._expected = 0  # bytes that are being read
-        self._is_answered = self._is_void = False
-        self.is_unread = False  # and will say so when it is to be read
-
-    def set(self, answer: Answer) -> None:
-        """The answer, in the order of `keys`."""
-        self._rows, self._found, self._has = answer
-        self._is_answered = True
-
-    def expect(self, row_bytes: int) -> None:
-        """Its rows are being read from here on."""
-        self._expected = len(self.keys) * row_bytes
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of memory that its rows have outside of the table's, or will have once they are read."""
-        return self._rows.numel() if self._is_answered else self._expected
-
-    @property
-    def comes(self) -> bool:
-        """Whether its rows are on their way: being read, or read and not placed."""
-        return not self._is_answered or self.found > 0
-
-    def spoil(self, keys: Tensor) -> None:
-        """Hear that these keys are written or erased."""
-        self._spoiled.append(keys)
-
-    def settle(self, keys: Tensor) -> None:
-        """Hear that the write of keys, of which it heard, is done: what is read from now on is right."""
-        if self.is_unread:
-            self._spoiled = [one for one in self._spoiled if one is not keys]
-
-    def spoil_all(self) -> None:
-        """Hear that every key is erased."""
-        self._is_void = True
-
-    @property
-    def is_spoiled(self) -> bool:
-        """Whether that concerns any of its keys."""
-        if self._is_void or not self._spoiled:
-            return self._is_void
-        return bool(torch.isin(torch.cat(self._spoiled), self.asked).any())
-
-    @property
-    def found(self) -> int:
-        """How many have a row."""
-        return self._has
-
-    def known(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each key's answer still holds, and where it is."""
-        if self._is_void or not len(self._found):
-            return torch.zeros(len(keys), dtype=torch.bool, device="cpu"), torch.zeros_like(keys)
-        at = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
-        holds = self.keys[at] == keys
-        if self._spoiled:
-            holds &= ~torch.isin(keys, torch.cat(self._spoiled))
-        return holds, at
-
-    def rows_at(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows, and whether there were any."""
-        return self._rows[at], self._found[at]
-
-    def place(self) -> tuple[Tensor, Tensor]:
-        """The keys that were found and not spoiled, and their rows, which are the caller's from here on."""
-        if not self._spoiled and not self._is_void and self._has == len(self.keys):
-            keys, rows = self.keys, self._rows
-            self.keys = _NO_KEYS
-            self.set(_NOTHING)
-            return keys, rows
-        usable = self._found & self.known(self.keys)[0]
-        keys, rows = self.keys[usable], self._rows[usable]
-        # That the others are not below is still worth knowing.
-        self.keys = self.keys[~self._found]
-        self.set(
-            Answer(
-                torch.empty(len(self.keys), 0, dtype=torch.uint8, device="cpu"),
-                torch.zeros(len(self.keys), dtype=torch.bool, device="cpu"),
-                has=0,
-            )
-        )
-        return keys, rows
-
-
-def may_read_ahead(asked: "Sequence[tuple[Below, Staged, int | None]]", is_first: bool) -> bool:
-    """Whether a batch's rows may be read now, beside those that others read and that have no place yet. `asked`: of
-    each table what is below, what is asked, and the bytes of its memory. The first batch in line always may, or nobody
-    would."""
-    return is_first or not any(
-        len(staged.keys)
-        and budget is not None
-        and below.ahead_bytes - staged.bytes > min(budget // _AHEAD_PART, _MOST_AHEAD_BYTES)
-        for below, staged, budget in asked
-    )
 
 
 class _Named:
@@ -211,7 +101,7 @@ class Below:
     def read(self, keys: Tensor) -> Answer:
         """The rows of keys, all different."""
         if not len(keys):  # a storage may be far away
-            return _NOTHING._replace(rows=torch.empty(0, self.row_bytes, dtype=torch.uint8, device="cpu"))
+            return NOTHING._replace(rows=torch.empty(0, self.row_bytes, dtype=torch.uint8, device="cpu"))
         begin = time.perf_counter()
         with self._named("read"):
             given = self.storage.read(keys)
@@ -248,7 +138,7 @@ class Below:
 
     def unreadable(self, keys: Tensor) -> Tensor:
         """Of keys, all different, those whose rows the storage has and cannot read now, in ascending order."""
-        lost = [_NO_KEYS]
+        lost = [NO_KEYS]
         for some in keys.sort().values.split(max(_TRY_BYTES // self.row_bytes, 1)) if len(keys) else ():
             try:
                 with self._named("read"):

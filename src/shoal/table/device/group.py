@@ -19,20 +19,20 @@ from shoal.config import Table, debugging
 from shoal.errors import CapacityError, DeviceError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
-from shoal.table.device_below import DeviceBelow
-from shoal.table.device_lookup import Looked, Lookups
-from shoal.table.device_missing import MissingKeys
-from shoal.table.device_plan import DevicePlan
-from shoal.table.device_rows import DeviceRows, Pins, last_tier
-from shoal.table.device_staging import DeviceStaging
-from shoal.table.device_table import DeviceTable
-from shoal.table.device_tiers import Traffic
-from shoal.table.device_update import Settings, Updates
-from shoal.table.group import Group, Staging
+from shoal.table.device.below import DeviceBelow
+from shoal.table.device.cache import Traffic
+from shoal.table.device.lookup import Looked, Lookups
+from shoal.table.device.missing import MissingKeys
+from shoal.table.device.plan import DevicePlan
+from shoal.table.device.rows import DeviceRows, Pins, last_tier
+from shoal.table.device.staging import DeviceStaging
+from shoal.table.device.streams import Streams
+from shoal.table.device.table import DeviceTable
+from shoal.table.device.update import Settings, Updates
+from shoal.table.group import Group
 from shoal.table.lease import Leases
-from shoal.table.reading import Asked, read_below
-from shoal.table.staging import address_of
-from shoal.table.streams import Streams
+from shoal.table.lower.read import Asked, read_below
+from shoal.table.staging import Staging, address_of
 
 
 @dataclass

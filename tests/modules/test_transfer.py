@@ -9,8 +9,8 @@ from batches import kjt
 
 import shoal
 from shoal.errors import InputError
-from shoal.modules import moving
-from shoal.modules.moving import move_in_place
+from shoal.modules import transfer
+from shoal.modules.transfer import move_in_place
 
 THERE = torch.device("meta")
 
@@ -19,7 +19,7 @@ THERE = torch.device("meta")
 def no_pages_are_locked(monkeypatch):
     monkeypatch.setattr(shoal.KeyedJaggedTensor, "pin_memory", lambda self: self)
     yield
-    assert not moving._moved
+    assert not transfer._moved
 
 
 def batch():

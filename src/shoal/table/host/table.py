@@ -14,10 +14,10 @@ from shoal.index import NO_SLOT, HostIndex
 from shoal.ops.birth import birth, native_init
 from shoal.records import Rows, join
 from shoal.storage import Answer, DramStorage
-from shoal.table.arrivals import Arrivals, Arriving
-from shoal.table.below import Below
 from shoal.table.content import TableContent, TableStats, TierStats
-from shoal.table.host_memory import HostMemory
+from shoal.table.host.arrivals import Arrivals, Arriving
+from shoal.table.host.residency import HostMemory
+from shoal.table.lower.tier import Below
 
 # Keys of a call that go through memory together, as a part of what it holds.
 _CHUNK_PART = 4

@@ -7,7 +7,7 @@ import time
 import pytest
 from interrupting import instructions_of, interrupted
 
-from shoal.table.readers import Readers
+from shoal.table.lower.threads import Readers
 
 pytestmark = pytest.mark.threads
 

@@ -1,6 +1,6 @@
 """Training on batches of more rows than memory holds.
 
-Their forward reads in pieces (table/pieces.py) and writes new rows below. Their lease holds keys, not slots. Their
+Their forward reads in pieces (table/host/pieces.py) and writes new rows below. Their lease holds keys, not slots. Their
 backward updates the rows that are in memory where they are; the others are read in pieces into an area beside the
 table's memory, updated there, and written below. The kernel gets all gradients of the batch each time and skips the
 keys of other pieces, so a row's gradients are added up in the order that they always have.
@@ -20,14 +20,14 @@ from shoal.ops.birth import birth
 from shoal.ops.pool import bags_of, bind_again
 from shoal.ops.update import LeftOut, update
 from shoal.storage import DramStorage
-from shoal.table.arrivals import Arrivals, Arriving
 from shoal.table.decided import Decided
-from shoal.table.pieces import Seen, rows_of_a_piece
-from shoal.table.plan import POOLINGS, Plan
+from shoal.table.host.arrivals import Arrivals, Arriving
+from shoal.table.host.pieces import Seen, rows_of_a_piece
+from shoal.table.host.plan import POOLINGS, Plan
 
 if TYPE_CHECKING:
-    from shoal.table.host import HostTable
-    from shoal.table.host_group import Batch
+    from shoal.table.host.group import Batch
+    from shoal.table.host.table import HostTable
 
 
 class Area:

@@ -13,7 +13,7 @@ from shoal.config.checked import integer
 from shoal.errors import ConfigError, InputError, ShoalError
 from shoal.prefetch.run import Run
 from shoal.table import Staging, collections_in
-from shoal.table.readers import Readers
+from shoal.table.lower.threads import Readers
 
 BatchT = TypeVar("BatchT")
 

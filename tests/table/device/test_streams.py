@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shoal.table import streams as module
-from shoal.table.streams import Streams
+from shoal.table.device import streams as module
+from shoal.table.device.streams import Streams
 
 
 class Stream:

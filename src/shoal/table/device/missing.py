@@ -8,8 +8,8 @@ from torch import Tensor
 
 from shoal.index.device import FINDING, finding_grids
 from shoal.ops.launch import Fill, Launch, Pieces, Space, kind_of, variables
-from shoal.table.device_plan import DevicePlan
-from shoal.table.device_rows import DeviceRows, Pins
+from shoal.table.device.plan import DevicePlan
+from shoal.table.device.rows import DeviceRows, Pins
 
 _LISTS = ("asked", "asked_of", "home_at")
 

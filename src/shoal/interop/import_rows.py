@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.checkpoint.progress import progress_bar
 from shoal.config import Optimizer, optimizers
 from shoal.errors import InputError, ShoalError, StorageError
-from shoal.interop.outgoing import LAYOUT, STEP, rows_each
+from shoal.interop.export_rows import LAYOUT, STEP, rows_each
 from shoal.log import ChangeLog
 from shoal.records import Layout, Rows, StateColumn, layout_of, strict_json
 from shoal.table import Group, TableHandle

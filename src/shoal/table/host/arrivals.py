@@ -12,7 +12,7 @@ from shoal.config import get_num_threads
 from shoal.records import Rows
 
 if TYPE_CHECKING:
-    from shoal.table.host import HostTable
+    from shoal.table.host.table import HostTable
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from shoal.ops.sort import Sorter
 from shoal.ops.update import triton as kernels
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
 from shoal.storage.hbm import Layout
-from shoal.table.device_lookup import Looked
-from shoal.table.device_plan import DevicePlan
-from shoal.table.device_rows import TRITON_TYPES, DeviceRows
+from shoal.table.device.lookup import Looked
+from shoal.table.device.plan import DevicePlan
+from shoal.table.device.rows import TRITON_TYPES, DeviceRows
 
 # Items that a program deals, or looks at one by one.
 _DEALT = 256

@@ -18,11 +18,11 @@ from shoal.index import NO_SLOT, HostIndex
 from shoal.ops.pool import bags_of, pool
 from shoal.ops.update import weight_gradients
 from shoal.storage import DramStorage
+from shoal.table.host.plan import Plan
 from shoal.table.parts import Part
-from shoal.table.plan import Plan
 
 if TYPE_CHECKING:
-    from shoal.table.host import HostTable
+    from shoal.table.host.table import HostTable
 
 # Rows of a piece take this part of the table's memory beside it, and no more than so many bytes: as those that are read
 # ahead. At 16 MiB a disk has long all the requests that it can use.

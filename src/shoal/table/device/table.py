@@ -14,11 +14,11 @@ from shoal.errors import CapacityError
 from shoal.metrics import Counters
 from shoal.records import Rows
 from shoal.storage.hbm import CHANGED_FLAG, CHANGED_FLAGS, ERASED_FLAG
-from shoal.table.below import Below
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats, TierStats
-from shoal.table.device_below import DeviceBelow
-from shoal.table.device_rows import DeviceRows, budget_above, last_tier
+from shoal.table.device.below import DeviceBelow
+from shoal.table.device.rows import DeviceRows, budget_above, last_tier
+from shoal.table.lower.tier import Below
 
 
 class DeviceTable:
