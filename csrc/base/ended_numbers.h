@@ -9,24 +9,24 @@
 namespace shoal {
 
 // Thread safety: every method may run beside any other.
-class Ended {
+class EndedNumbers {
  public:
   struct Note {
     int64_t number;
-    std::shared_ptr<Ended> list;  // which outlives its owner while something holds a note
+    std::shared_ptr<EndedNumbers> list;  // which outlives its owner while something holds a note
     Note* next = nullptr;
   };
 
-  Ended() = default;
-  Ended(const Ended&) = delete;
-  Ended& operator=(const Ended&) = delete;
-  ~Ended() {
+  EndedNumbers() = default;
+  EndedNumbers(const EndedNumbers&) = delete;
+  EndedNumbers& operator=(const EndedNumbers&) = delete;
+  ~EndedNumbers() {
     for (Note* note = first_.load(); note;) delete std::exchange(note, note->next);
   }
 
   // It ended. Asks for no memory, and waits for nobody. The note is the list's from here on.
   static void add(Note* note) noexcept {
-    const std::shared_ptr<Ended> list = std::move(note->list);  // or the list would hold itself
+    const std::shared_ptr<EndedNumbers> list = std::move(note->list);  // or the list would hold itself
     list->push(note);
   }
 

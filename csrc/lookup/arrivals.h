@@ -14,7 +14,7 @@
 namespace shoal {
 
 // Keys of one table that come.
-struct Arriving {
+struct Arrival {
   Index* index = nullptr;
   DramStore* store = nullptr;
   const int64_t* keys = nullptr;
@@ -23,7 +23,7 @@ struct Arriving {
 };
 
 // Gives all keys of all tables a slot, or none. REQUIRES: store->reserve(n) succeeded, and the keys are absent and differ.
-Status arrive(const std::vector<Arriving>& tables, int threads);
+Status arrive(const std::vector<Arrival>& tables, int threads);
 
 // Takes keys out, and frees their slots; those that are not there are left alone. Asks for no memory.
 void leave(Index* index, DramStore* store, const int64_t* keys, int64_t n);

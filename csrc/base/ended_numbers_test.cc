@@ -1,4 +1,4 @@
-#include "base/ended.h"
+#include "base/ended_numbers.h"
 
 #include <algorithm>
 #include <new>
@@ -10,7 +10,7 @@
 namespace shoal {
 namespace {
 
-std::vector<int64_t> taken(Ended& list) {
+std::vector<int64_t> taken(EndedNumbers& list) {
   std::vector<int64_t> numbers;
   list.take([&](int64_t number) { numbers.push_back(number); });
   std::sort(numbers.begin(), numbers.end());
@@ -18,18 +18,18 @@ std::vector<int64_t> taken(Ended& list) {
 }
 
 void what_ended_is_taken_once() {
-  auto list = std::make_shared<Ended>();
+  auto list = std::make_shared<EndedNumbers>();
   CHECK(!list->any() && taken(*list).empty());
-  for (int64_t number : {3, 1, 2}) Ended::add(new Ended::Note{number, list});
+  for (int64_t number : {3, 1, 2}) EndedNumbers::add(new EndedNumbers::Note{number, list});
   CHECK(list->any());
   CHECK(taken(*list) == std::vector<int64_t>({1, 2, 3}));
   CHECK(!list->any() && taken(*list).empty());
-  Ended::add(new Ended::Note{7, list});  // and nobody takes it
+  EndedNumbers::add(new EndedNumbers::Note{7, list});  // and nobody takes it
 }
 
 void what_could_not_be_handed_over_comes_again() {
-  auto list = std::make_shared<Ended>();
-  for (int64_t number : {1, 2, 3, 4}) Ended::add(new Ended::Note{number, list});
+  auto list = std::make_shared<EndedNumbers>();
+  for (int64_t number : {1, 2, 3, 4}) EndedNumbers::add(new EndedNumbers::Note{number, list});
   std::vector<int64_t> all;
   bool threw = false;
   try {
@@ -47,21 +47,21 @@ void what_could_not_be_handed_over_comes_again() {
 }
 
 void a_note_outlives_the_owner() {
-  auto list = std::make_shared<Ended>();
-  auto* first = new Ended::Note{1, list};
-  auto* second = new Ended::Note{2, list};
-  Ended::add(first);
+  auto list = std::make_shared<EndedNumbers>();
+  auto* first = new EndedNumbers::Note{1, list};
+  auto* second = new EndedNumbers::Note{2, list};
+  EndedNumbers::add(first);
   list.reset();
-  Ended::add(second);
+  EndedNumbers::add(second);
 }
 
 void threads_add_while_one_takes() {
   constexpr int kThreads = 4, kEach = 5000;
-  auto list = std::make_shared<Ended>();
+  auto list = std::make_shared<EndedNumbers>();
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
-      for (int i = 0; i < kEach; ++i) Ended::add(new Ended::Note{int64_t{t} * kEach + i, list});
+      for (int i = 0; i < kEach; ++i) EndedNumbers::add(new EndedNumbers::Note{int64_t{t} * kEach + i, list});
     });
   std::vector<int64_t> all;
   while (all.size() < size_t{kThreads} * kEach)

@@ -1,11 +1,11 @@
-#include "lookup/arriving.h"
+#include "lookup/arrivals.h"
 
 #include "base/thread_pool.h"
 #include "kernels/rows_io.h"
 
 namespace shoal {
 
-Status arrive(const std::vector<Arriving>& tables, int threads) {
+Status arrive(const std::vector<Arrival>& tables, int threads) {
   std::vector<Status> statuses(tables.size());
   const auto each = [&](const auto& body) {
     ThreadPool::instance().run(static_cast<int64_t>(tables.size()), threads, [&](int64_t t) {
@@ -16,16 +16,16 @@ Status arrive(const std::vector<Arriving>& tables, int threads) {
       if (!status.ok()) return std::move(status);
     return Status();
   };
-  if (Status status = each([](const Arriving& table) { return table.index->reserve(table.n); }); !status.ok())
+  if (Status status = each([](const Arrival& table) { return table.index->reserve(table.n); }); !status.ok())
     return status;
-  Status status = each([](const Arriving& table) {
+  Status status = each([](const Arrival& table) {
     table.store->take(table.slots, table.n);
     Status inserted = table.index->insert(table.keys, table.slots, table.n);
     if (!inserted.ok()) table.store->give(table.slots, table.n);
     return inserted;
   });
   if (!status.ok())
-    for (const Arriving& table : tables) leave(table.index, table.store, table.keys, table.n);
+    for (const Arrival& table : tables) leave(table.index, table.store, table.keys, table.n);
   return status;
 }
 

@@ -1,4 +1,4 @@
-#include "lookup/arriving.h"
+#include "lookup/arrivals.h"
 
 #include <vector>
 
@@ -17,7 +17,7 @@ struct Table {
   explicit Table(std::vector<int64_t> come) : keys(std::move(come)), slots(keys.size(), kNoSlot) {
     CHECK(store.reserve(static_cast<int64_t>(keys.size())).ok());
   }
-  Arriving arriving() { return {&index, &store, keys.data(), static_cast<int64_t>(keys.size()), slots.data()}; }
+  Arrival arriving() { return {&index, &store, keys.data(), static_cast<int64_t>(keys.size()), slots.data()}; }
   bool has_all() const {
     for (size_t i = 0; i < keys.size(); ++i)
       if (index.find(keys[i]) != slots[i] || slots[i] == kNoSlot) return false;
