@@ -47,7 +47,10 @@ def render(suite: str, rows: Sequence[Row]) -> str:
     shown = [row for row in newest(rows) if is_shown(row.case)]
     if not shown:
         return NONE
-    lines = ["| | Shoal (p20 to p80) | others (Shoal / other) |", "|---|---|---|"]
+    # What a line takes between the cores says which minute a number is of: see benchmarks.roof.transfer_ns.
+    has_lines = any(row.transfer_ns is not None for row in shown)
+    titles = ["", "Shoal (p20 to p80)", "others (Shoal / other)", *(["a line takes"] if has_lines else [])]
+    lines = [f"| {' | '.join(titles)} |".replace("|  |", "| |"), "|---" * len(titles) + "|"]
     for case in dict.fromkeys(row.case for row in shown):
         of_case = [row for row in shown if row.case == case]
         (ours,) = (row for row in of_case if row.contender == OURS)
@@ -58,7 +61,10 @@ def render(suite: str, rows: Sequence[Row]) -> str:
             for row in of_case
             if row.ratio is not None and row.ratio < MOST_TIMES
         ]
-        lines.append(f"| {case} | {digits(ours.p50)}{spread} {ours.unit} | {'; '.join(others)} |")
+        cells = [case, f"{digits(ours.p50)}{spread} {ours.unit}", "; ".join(others)]
+        if has_lines:
+            cells.append("" if ours.transfer_ns is None else f"{ours.transfer_ns:.0f} ns")
+        lines.append(f"| {' | '.join(cells)} |")
     last = max(row.when for row in shown)
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in shown))
     machines = "; ".join(dict.fromkeys(row.machine for row in shown))

@@ -164,10 +164,19 @@ RUNS = [
 def test_numbers_are_of_the_newest_run_and_the_shown_dims():
     block = readme.render("cpu", RUNS)
     assert "| train sgd, dim 64, zipf | 6 (5 to 7) ms | fbgemm 15 (0.40) |" in block
+    assert "a line takes" not in block
     assert "| cost growth of find, dim 8 | 150 ns/key |  |" in block
     assert "dim 32" not in block
     assert "2026-01-02" in block
     assert readme.render("cpu", []) == readme.NONE
+
+
+def test_a_row_says_what_a_line_takes_between_the_cores_where_that_was_measured():
+    when = "2026-01-03T00:00:00+00:00"
+    block = readme.render("cpu", [*RUNS, measured("eval", OURS, 2.0, when, transfer_ns=171.6)])
+    assert "| | Shoal (p20 to p80) | others (Shoal / other) | a line takes |\n|---|---|---|---|\n" in block
+    assert "| eval | 2 (1 to 3) ms |  | 172 ns |" in block
+    assert "| cost growth of find, dim 8 | 150 ns/key |  |  |" in block
 
 
 def test_rows_measured_since_do_not_make_the_numbers_wrong():
