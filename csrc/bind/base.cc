@@ -129,7 +129,8 @@ struct Held {
 };
 
 // A tensor that holds a number, and notes when its memory goes.
-static nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>> held_number(const std::shared_ptr<EndedNumbers>& ended, int64_t number) {
+static nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>> held_number(const std::shared_ptr<EndedNumbers>& ended,
+                                                                  int64_t number) {
   auto* note = new EndedNumbers::Note{number, ended};
   nb::capsule owner(note, [](void* p) noexcept { EndedNumbers::add(static_cast<EndedNumbers::Note*>(p)); });
   return {&note->number, {1}, owner};

@@ -184,8 +184,8 @@ void bind_kernels(nb::module_& m) {
   m.def(
       "weight_gradients",
       [](const std::vector<const Rows*>& rows, const std::vector<BoundUpdateFeature>& bound,
-         const std::vector<Gradient>& grads, const std::vector<Init>& missing, const LookupBatch& bags, Vector<float> out,
-         int threads) {
+         const std::vector<Gradient>& grads, const std::vector<Init>& missing, const LookupBatch& bags,
+         Vector<float> out, int threads) {
         weight_gradients(rows, with_gradients(bound, grads), missing, bags.bags(), out.data(), threads);
       },
       nb::arg("rows"), nb::arg("features"), nb::arg("grads"), nb::arg("missing"), nb::arg("bags"), nb::arg("out"),

@@ -1,5 +1,3 @@
-#include "lookup/batch_lookup.h"
-
 #include <nanobind/stl/optional.h>
 
 #include <utility>
@@ -10,6 +8,7 @@
 #include "index/batch.h"
 #include "kernels/rows_io.h"
 #include "lookup/arrivals.h"
+#include "lookup/batch_lookup.h"
 #include "lookup/placing.h"
 #include "lookup/tracking.h"
 #include "lookup/victims.h"
@@ -237,8 +236,8 @@ void bind_lookup(nb::module_& m) {
              bool known, int threads) {
             return self.run(batch, reinterpret_cast<char*>(out), width, dtype, training, known, threads);
           },
-          nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"),
-          nb::arg("training"), nb::arg("known"), nb::arg("threads"), Released(),
+          nb::arg("bags"), nb::arg("out"), nb::arg("width"), nb::arg("dtype"), nb::arg("training"), nb::arg("known"),
+          nb::arg("threads"), Released(),
           "Slots, unless they are known, then rows to the output at an address; if some rows are to be born first, how "
           "many each part lacks");
 }

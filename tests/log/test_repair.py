@@ -18,8 +18,8 @@ from shoal import _native
 from shoal.cli.app import app
 from shoal.errors import CheckpointError, ConfigError, StorageError
 from shoal.log import RepairWarning, SnapshotWarning
-from shoal.log import set_aside as set_aside_module
 from shoal.log import repair as repair_module
+from shoal.log import set_aside as set_aside_module
 from shoal.log.files import Files
 from shoal.log.manifest import read_manifest
 from shoal.log.reader import LogReader
