@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/birth.h"
+#include "kernels/rows_io.h"
 #include "store/dram.h"
 
 namespace shoal {
