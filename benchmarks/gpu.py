@@ -19,7 +19,7 @@ from benchmarks.registry import Limit, Registry
 from shoal.modules.lookup import Lookup, PooledLookup
 from shoal.ops.launch import Pieces, Program, Scratch, variables
 from shoal.table import ops
-from shoal.table.device_rows import DeviceRows
+from shoal.table.device.rows import DeviceRows
 
 registry = Registry()
 DEVICE = torch.device("cuda")

@@ -25,7 +25,7 @@ from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
 from shoal.index.device import DeviceIndex
 from shoal.storage.hbm import Layout
-from shoal.table.device_tiers import bytes_above
+from shoal.table.device.cache import bytes_above
 
 registry = Registry()
 

@@ -7,7 +7,7 @@ from device_tables import DEVICE, backward, here, outputs, placed
 from hypothesis import strategies as st
 
 import shoal
-from shoal.table.device_group import DeviceGroup
+from shoal.table.device.group import DeviceGroup
 
 EXTREME = [0, -1, 2**63 - 1, -(2**63)]
 

@@ -26,6 +26,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
 )
 LAYER_OF = {place: number for number, places in enumerate(LAYERS) for place in places}
+# Inside `table`: a backend knows nothing of the other, and what is below memory knows neither.
+APART_IN_TABLE: dict[str, frozenset[str]] = {
+    "host": frozenset({"device"}),
+    "device": frozenset({"host"}),
+    "lower": frozenset({"host", "device"}),
+}
 NATIVE = "_native"
 NATIVE_FROM_LAYER = 2
 
@@ -90,6 +96,10 @@ def python_violations(package: Path) -> list[str]:
                 continue
             where = f"{relative}:{line}"
             target = parts[1] if len(parts) > 1 else ""
+            if parts[:2] == ["shoal", "table"] and place == "table" and len(relative.parts) > 2 and len(parts) > 2:
+                own, other = relative.parts[1], parts[2]
+                if other in APART_IN_TABLE.get(own, ()):
+                    found.append(f"{where}: table/{own} imports from table/{other}")
             if target == NATIVE:
                 if layer < NATIVE_FROM_LAYER:
                     found.append(f"{where}: layer {layer} imports {NATIVE}; layers {NATIVE_FROM_LAYER} and up may")
@@ -172,6 +182,10 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ),
         ("ops/pool/cpu.py", "from ... import _native\nfrom ...config import Table"),
         ("table/group.py", "from shoal.index import host\nfrom shoal.storage.dram import Dram\nimport shoal.optim"),
+        (
+            "table/host/group.py",
+            "from shoal.table.lower.tier import Below\nfrom shoal.table import group\nfrom . import plan",
+        ),
         ("cli/__main__.py", "from shoal.serving import server\nfrom shoal.errors import ShoalError"),
         ("__init__.py", "from shoal.modules import EmbeddingBagCollection\nfrom . import errors"),
         ("_native.pyi", "def find() -> None: ..."),
@@ -201,6 +215,9 @@ def test_checker_accepts_allowed_imports(tmp_path: Path, file: str, text: str) -
         ("config/init.py", "from shoal import _native", "layer 1 imports _native"),
         ("errors.py", "import shoal._native", "layer 0 imports _native"),
         ("errors.py", "import importlib\nimportlib.import_module('shoal.config')", "up: config"),
+        ("table/host/group.py", "from shoal.table.device.plan import Plan", "table/host imports from table/device"),
+        ("table/device/staging.py", "from ..host import staging", "table/device imports from table/host"),
+        ("table/lower/tier.py", "from shoal.table.host import table", "table/lower imports from table/host"),
         ("modules/bags.py", "import shoal", "package's front"),
         ("modules/bags.py", "from shoal import Table", "package's front"),
         ("modules/bags.py", "from .. import Table", "package's front"),

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "base/cpu.h"
-#include "base/ended.h"
+#include "base/ended_numbers.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/normal_table.h"
@@ -129,9 +129,10 @@ struct Held {
 };
 
 // A tensor that holds a number, and notes when its memory goes.
-static nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>> held_number(const std::shared_ptr<Ended>& ended, int64_t number) {
-  auto* note = new Ended::Note{number, ended};
-  nb::capsule owner(note, [](void* p) noexcept { Ended::add(static_cast<Ended::Note*>(p)); });
+static nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>> held_number(const std::shared_ptr<EndedNumbers>& ended,
+                                                                  int64_t number) {
+  auto* note = new EndedNumbers::Note{number, ended};
+  nb::capsule owner(note, [](void* p) noexcept { EndedNumbers::add(static_cast<EndedNumbers::Note*>(p)); });
   return {&note->number, {1}, owner};
 }
 
@@ -196,12 +197,12 @@ void bind_base(nb::module_& m) {
   nb::class_<Rows>(m, "Rows", "Where a table's rows lie; belongs to its store");
   m.def("output", &output, nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"));
   bind_locks(m);
-  nb::class_<Ended>(m, "Ended", "Numbers whose tensors went")
+  nb::class_<EndedNumbers>(m, "EndedNumbers", "Numbers whose tensors went")
       .def(nb::init<>())
       .def("hold", &held_number, nb::arg("number"), "A tensor of one number")
-      .def_prop_ro("any", &Ended::any)
+      .def_prop_ro("any", &EndedNumbers::any)
       .def(
-          "take", [](Ended& ended, nb::list into) { ended.take([&](int64_t number) { into.append(number); }); },
+          "take", [](EndedNumbers& ended, nb::list into) { ended.take([&](int64_t number) { into.append(number); }); },
           nb::arg("into"), nb::sig("def take(self, into: list[int]) -> None"),
           "Append those since the last call, all in one call that no interrupt divides");
 }

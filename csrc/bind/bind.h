@@ -1,6 +1,6 @@
 // Python's view of the core: arguments in, a call with the GIL released, results out. What stands here beyond that is the
-// form that crosses over: a batch by its addresses and what its lookup found (bags.h), statuses as exceptions, one call
-// for many tables. Algorithms are in the core.
+// form that crosses over: tensors as addresses, statuses as exceptions, one call for many tables. Algorithms are in the
+// core.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,6 +1,8 @@
 #include <nanobind/stl/optional.h>
 
-#include "bind/bags.h"
+#include <algorithm>
+#include <string>
+
 #include "bind/bind.h"
 #include "kernels/bucket_order.h"
 #include "kernels/hash_ids.h"
@@ -8,6 +10,7 @@
 #include "kernels/row_checks.h"
 #include "kernels/rows_io.h"
 #include "kernels/update.h"
+#include "lookup/batch_lookup.h"
 
 namespace shoal {
 
@@ -44,7 +47,7 @@ struct BoundUpdateTable {
 // (table, rows whose sum overflowed) of the tables where there were any.
 static std::vector<std::tuple<int64_t, int64_t>> update_rows(const std::vector<const BoundUpdateTable*>& bound_tables,
                                                              const std::vector<BoundUpdateFeature>& bound,
-                                                             const std::vector<Gradient>& grads, BoundBags& bags,
+                                                             const std::vector<Gradient>& grads, LookupBatch& bags,
                                                              int threads) {
   std::vector<UpdateTable> tables;
   for (const BoundUpdateTable* one : bound_tables) tables.push_back(one->table);
@@ -136,11 +139,13 @@ void bind_kernels(nb::module_& m) {
           [](BoundUpdateTable& bound, Optimizer optimizer, Reduce reduce, float lr, const std::vector<double>& settings,
              float weight_decay, float shrink, float clip_value, float clip_norm, float max_norm) {
             UpdateTable& table = bound.table;
+            if (settings.size() > std::size(table.hyper.setting))
+              raise({Code::input, "an optimizer's kernel takes " + std::to_string(std::size(table.hyper.setting)) +
+                                      " settings beside lr; got " + std::to_string(settings.size())});
             table.optimizer = optimizer;
             table.reduce = reduce;
             table.hyper.lr = lr;
-            for (size_t i = 0; i < settings.size() && i < std::size(table.hyper.setting); ++i)
-              table.hyper.setting[i] = settings[i];
+            std::copy(settings.begin(), settings.end(), table.hyper.setting);
             table.weight_decay = weight_decay;
             table.shrink = shrink;
             table.clip_value = clip_value;
@@ -179,8 +184,8 @@ void bind_kernels(nb::module_& m) {
   m.def(
       "weight_gradients",
       [](const std::vector<const Rows*>& rows, const std::vector<BoundUpdateFeature>& bound,
-         const std::vector<Gradient>& grads, const std::vector<Init>& missing, const BoundBags& bags, Vector<float> out,
-         int threads) {
+         const std::vector<Gradient>& grads, const std::vector<Init>& missing, const LookupBatch& bags,
+         Vector<float> out, int threads) {
         weight_gradients(rows, with_gradients(bound, grads), missing, bags.bags(), out.data(), threads);
       },
       nb::arg("rows"), nb::arg("features"), nb::arg("grads"), nb::arg("missing"), nb::arg("bags"), nb::arg("out"),

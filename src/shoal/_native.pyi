@@ -79,7 +79,7 @@ class RwLock:
 
     def alone(self) -> Guard: ...
 
-class Ended:
+class EndedNumbers:
     """Numbers whose tensors went"""
 
     def __init__(self) -> None: ...

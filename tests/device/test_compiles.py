@@ -74,10 +74,10 @@ def _restamped(rows):
 
 def programs():
     """The launches of lookups and updates of several kinds, and the names of their variables."""
-    from shoal.table.device_lookup import Lookups
-    from shoal.table.device_plan import DevicePlan
-    from shoal.table.device_rows import DeviceRows
-    from shoal.table.device_update import Settings, Updates
+    from shoal.table.device.lookup import Lookups
+    from shoal.table.device.plan import DevicePlan
+    from shoal.table.device.rows import DeviceRows
+    from shoal.table.device.update import Settings, Updates
 
     def made(*tables):
         rows = DeviceRows(list(tables), 0, torch.device("cpu"))

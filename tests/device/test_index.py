@@ -10,7 +10,7 @@ from shoal import Table
 from shoal.index.device import ENTRIES
 from shoal.ops.birth.reference import mix64
 from shoal.ops.find.triton import HOLE, REACH
-from shoal.table.device_rows import DeviceRows
+from shoal.table.device.rows import DeviceRows
 
 _UNDO = (pow(0xFF51AFD7ED558CCD, -1, 2**64), pow(0xC4CEB9FE1A85EC53, -1, 2**64))
 

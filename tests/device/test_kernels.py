@@ -14,7 +14,7 @@ from shoal.ops.birth import reference as birth
 from shoal.ops.birth.triton import nearest, philox
 from shoal.ops.find.triton import feature_of_run
 from shoal.ops.update import reference as updating
-from shoal.table.device_rows import signed
+from shoal.table.device.rows import signed
 
 N = 64
 EDGES = [0.0, -0.0, 1.0, -1.0, 1e-45, 6e-8, 5.9e-8, 2**-14, 2**-14 * 0.999, 65504.0, 65519.9, 65520.0, 1e5, 3e38, -3e38]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import Table
-from shoal.table.device_group import DeviceGroup
+from shoal.table.device.group import DeviceGroup
 
 EXTREME = [0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63), -(2**63) + 1]
 INITS = [shoal.Uniform(-0.3, 0.7), shoal.Normal(0.5, 2.0), shoal.Zeros(), shoal.Constant(0.1)]

@@ -14,7 +14,7 @@ from device_tables import DEVICE, backward, in_hbm, outputs, placed
 import shoal
 from shoal import Dram, Hbm
 from shoal.storage import MemoryStorage
-from shoal.table import below as storage_below
+from shoal.table.lower import tier as storage_below
 
 pytestmark = pytest.mark.usefixtures("small_slabs")
 
@@ -65,7 +65,7 @@ def _is_staged(bags, batch):
 
 
 def test_nothing_is_staged_where_few_rows_come_up(monkeypatch):
-    monkeypatch.setattr("shoal.table.device_tiers._BATCHES_BETWEEN", 2)
+    monkeypatch.setattr("shoal.table.device.cache._BATCHES_BETWEEN", 2)
     bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("3KiB"), Dram("64KiB")])], device=DEVICE)
     many = bags._group._rows.above.most[0]
 

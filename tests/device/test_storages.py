@@ -16,7 +16,7 @@ import shoal
 from shoal import Dram, Feature, Hbm, Ssd, Table
 from shoal.errors import CapacityError, DeviceError
 from shoal.storage import MemoryStorage
-from shoal.table.streams import Streams
+from shoal.table.device.streams import Streams
 
 pytestmark = pytest.mark.usefixtures("small_slabs")
 

@@ -18,7 +18,7 @@ from shoal.errors import CapacityError
 from shoal.ops.birth.reference import mix64
 from shoal.ops.find.triton import HOLE
 from shoal.storage import MemoryStorage
-from shoal.table import stamps
+from shoal.table.device import stamps
 
 pytestmark = pytest.mark.usefixtures("small_slabs")
 

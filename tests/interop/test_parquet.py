@@ -248,7 +248,7 @@ def test_many_small_commits_make_few_row_groups(tmp_path):
 
 
 def test_pieces_smaller_than_the_table(tmp_path, logged, monkeypatch):
-    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 2000)
+    monkeypatch.setattr("shoal.interop.export_rows._PIECE_BYTES", 2000)
     path, bags = logged
     export_parquet(path, tmp_path / "x.parquet", table="a")
     assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups > 3
@@ -397,7 +397,7 @@ def of_tiers(*tiers):
 
 @pytest.mark.parametrize("kind", ["dram", "ssd"])
 def test_a_file_whose_rows_do_not_fit_changes_nothing(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 20_000)
+    monkeypatch.setattr("shoal.interop.export_rows._PIECE_BYTES", 20_000)
     ssd = [shoal.Ssd(tmp_path / "ssd", "512KiB")] if kind == "ssd" else []
     bags = of_tiers(shoal.Dram("64KiB" if ssd else "256KiB"), *ssd)
     table = bags.table("a")
@@ -423,7 +423,7 @@ def test_a_file_whose_rows_do_not_fit_changes_nothing(tmp_path, monkeypatch, kin
 
 
 def test_a_disk_that_fails_in_the_middle_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 20_000)
+    monkeypatch.setattr("shoal.interop.export_rows._PIECE_BYTES", 20_000)
     table = of_tiers(shoal.Dram("64KiB"), shoal.Ssd(tmp_path / "ssd", "512KiB")).table("a")
     pq.write_table(pa.table(columns(4000)), tmp_path / "x.parquet")
     _native.inject_fault(_native.FileCall.write, ".seg", errno.ENOSPC, 1, 1 << 30)

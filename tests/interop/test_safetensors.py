@@ -32,7 +32,7 @@ def write(path, found, metadata=None):
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_a_table_comes_back_bit_for_bit(tmp_path, logged, name, monkeypatch):
-    monkeypatch.setattr("shoal.interop.outgoing._PIECE_BYTES", 2000)
+    monkeypatch.setattr("shoal.interop.export_rows._PIECE_BYTES", 2000)
     path, bags = logged
     assert export_safetensors(path, tmp_path / "x.safetensors", table=name) == len(bags.table(name))
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]

@@ -18,8 +18,8 @@ from shoal import _native
 from shoal.cli.app import app
 from shoal.errors import CheckpointError, ConfigError, StorageError
 from shoal.log import RepairWarning, SnapshotWarning
-from shoal.log import aside as aside_module
 from shoal.log import repair as repair_module
+from shoal.log import set_aside as set_aside_module
 from shoal.log.files import Files
 from shoal.log.manifest import read_manifest
 from shoal.log.reader import LogReader
@@ -213,7 +213,7 @@ class Killed(BaseException):
     """Where a process would have died."""
 
 
-MODULES = {repair_module.__file__, aside_module.__file__}
+MODULES = {repair_module.__file__, set_aside_module.__file__}
 
 
 def test_a_repair_that_is_killed_anywhere_is_run_again(tmp_path):

@@ -11,7 +11,7 @@ from batches import kjt, train_step
 
 import shoal
 from shoal.errors import CapacityError, OutOfMemoryError
-from shoal.table import host
+from shoal.table.host import table as host
 
 
 def limited(*budgets, dim=64):

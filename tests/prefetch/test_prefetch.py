@@ -17,8 +17,8 @@ import shoal
 from shoal import _native
 from shoal.errors import ConfigError, InputError, PrefetchWarning, StorageError
 from shoal.storage import MemoryStorage
-from shoal.table.readers import Readers
-from shoal.table.staging import HostStaging
+from shoal.table.host.staging import HostStaging
+from shoal.table.lower.threads import Readers
 
 pytestmark = pytest.mark.threads
 
@@ -360,7 +360,7 @@ def test_a_batch_that_waits_for_one_collections_memory_takes_none_of_anothers(tm
     one = spilling("memory", tmp_path)
     part = one.stage(batches(1)[0])
     part.find(1)
-    together = sys.modules["shoal.prefetch.ahead"]._Together
+    together = sys.modules["shoal.prefetch.loader"]._Together
     both = together([part, Full()], Readers(1))
     assert not both.may_read(is_first=False)
     assert one.stats()["t"].tiers[-1].ahead_bytes == 0
@@ -770,7 +770,7 @@ def test_rows_that_are_read_ahead_and_have_no_place_are_bounded():
 ENDING = """
 import os, sys, threading, time, torch, shoal
 from shoal.storage import MemoryStorage
-from shoal.table.staging import HostStaging
+from shoal.table.host.staging import HostStaging
 module = sys.modules["shoal.prefetch.run"]
 
 class Remote(MemoryStorage):

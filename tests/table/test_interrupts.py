@@ -13,7 +13,7 @@ from batches import assert_same_rows
 from tiered import assert_equal_outputs, below, collection, skewed_kjt
 
 import shoal
-from shoal.table.arrivals import Arriving
+from shoal.table.host.arrivals import Arriving
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="only the main thread is interrupted"

@@ -21,7 +21,7 @@ import shoal
 from shoal import _native
 from shoal.errors import CapacityError, ConfigError, StorageError
 from shoal.storage import MemoryStorage
-from shoal.table import host_memory
+from shoal.table.host import residency
 
 KINDS = ("ssd", "memory")
 OPTIMIZERS = [
@@ -171,7 +171,7 @@ def test_demotions_are_the_rows_that_were_written_below(ahead, monkeypatch):
             super().write(keys, rows)
             written.append(len(keys))
 
-    monkeypatch.setattr(host_memory, "_WRITE_BYTES", 400)  # so that a part was written when it fails
+    monkeypatch.setattr(residency, "_WRITE_BYTES", 400)  # so that a part was written when it fails
     bags = collection([{"name": "t", "dim": 8}], [shoal.Dram(SMALL), Counting])
     generator = torch.Generator().manual_seed(0)
     some = [skewed_kjt(("t",), generator) for _ in range(60)]

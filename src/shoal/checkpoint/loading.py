@@ -14,14 +14,14 @@ from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, InputError, NonFiniteWarning, NotFoundError
-from shoal.log.ahead import made_ahead
-from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit, set_random_states
 from shoal.log.dense import Done, restored_dense
 from shoal.log.files import FilePath, Files, require_folder
 from shoal.log.reader import LogReader, TableChange, Version
+from shoal.log.retry import while_it_changes
 from shoal.log.snapshot import buckets_of
 from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.log.threads import made_ahead
 from shoal.records import Layout, Rows
 from shoal.records.finite import count_not_finite
 

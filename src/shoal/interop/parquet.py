@@ -24,13 +24,13 @@ from torch.utils.dlpack import from_dlpack
 
 from shoal.checkpoint.progress import progress_bar
 from shoal.errors import InputError, ShoalError, StorageError
+from shoal.interop.export_rows import SINCE, Outgoing, checked_score, regrouped, rows_each
 from shoal.interop.files import Sink, Source, replacing
-from shoal.interop.incoming import Shape, log_rows, put_rows
-from shoal.interop.outgoing import SINCE, Outgoing, checked_score, regrouped, rows_each
+from shoal.interop.import_rows import Shape, log_rows, put_rows
 from shoal.interop.parquet_footer import MOST_COLUMNS, require_explained_footer
 from shoal.interop.parquet_pages import require_explained_groups, require_honest_pages
-from shoal.log.changing import while_it_changes
 from shoal.log.files import FilePath
+from shoal.log.retry import while_it_changes
 from shoal.records import Layout, Rows, StateColumn
 from shoal.records.excerpt import excerpt
 from shoal.records.ipc import ARROW_ERRORS

@@ -19,10 +19,10 @@ from torch import Tensor
 from shoal import _native
 from shoal.checkpoint.progress import progress_bar
 from shoal.errors import InputError, StorageError
+from shoal.interop.export_rows import STEP, Outgoing, checked_score, regrouped, rows_each
 from shoal.interop.files import Source, replacing
-from shoal.interop.incoming import Shape, log_rows, put_rows
-from shoal.interop.outgoing import STEP, Outgoing, checked_score, regrouped, rows_each
-from shoal.log.changing import while_it_changes
+from shoal.interop.import_rows import Shape, log_rows, put_rows
+from shoal.log.retry import while_it_changes
 from shoal.records import Rows
 from shoal.records.excerpt import excerpt
 from shoal.records.tensors import Entry, decode_header, encode_header, header_bytes

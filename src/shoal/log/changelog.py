@@ -16,8 +16,6 @@ from shoal import _native
 from shoal.config import parse_size
 from shoal.config.checked import choice, integer, number
 from shoal.errors import CheckpointError, ConfigError, ForkError, InputError, ShoalError, StorageError
-from shoal.log.ahead import in_background
-from shoal.log.changing import while_it_changes
 from shoal.log.commit import ID_DIGITS, Commit, DenseFile, TableCommit, checked_metadata, id_of, random_states
 from shoal.log.compact import compact, let_go
 from shoal.log.dense import require_states, restored_dense, write_dense
@@ -30,10 +28,12 @@ from shoal.log.opening import create, cut_tail, new_segment, remove_strangers, r
 from shoal.log.reader import CommittedChanges, LogReader, Version, version_at, whole_commits
 from shoal.log.repair import Repair, RepairWarning
 from shoal.log.repair import repair as repair_log
+from shoal.log.retry import while_it_changes
 from shoal.log.rollback import rolled_back
 from shoal.log.segment import SegmentWriter, digest_of, header_of
 from shoal.log.snapshot import SnapshotWriter, rows_in_block, told_of
 from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.log.threads import in_background
 from shoal.log.trust import require_own_files
 from shoal.log.verify import Report, verify
 from shoal.records import Layout, Rows

@@ -14,13 +14,13 @@ from torch import Tensor
 from shoal import _native
 from shoal.errors import CheckpointError, NotFoundError, ShoalWarning, StorageError
 from shoal.log.chain import Chain
-from shoal.log.changing import manifests_in, while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.dense import read_dense
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.keys import KeysOnce
 from shoal.log.manifest import Manifest, SnapshotEntry, read_manifest
+from shoal.log.retry import manifests_in, while_it_changes
 from shoal.log.segment import DamagedError, Place, Scan, SegmentFile, WholeCommit, header_of
 from shoal.log.snapshot import Snapshot, SnapshotError, buckets_of
 from shoal.records import Layout, Rows

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from shoal import _native
 from shoal.errors import ShoalWarning, StorageError
-from shoal.log.aside import Aside
 from shoal.log.chain import broken
 from shoal.log.commit import Commit
 from shoal.log.compact import compacting, write_snapshot
@@ -24,6 +23,7 @@ from shoal.log.files import SEGMENT_HEADER_BYTES, Files, names_in, remove_file, 
 from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, next_epoch, read_manifest
 from shoal.log.reader import Version
 from shoal.log.segment import DamagedError, header_of
+from shoal.log.set_aside import Aside
 from shoal.log.snapshot import Snapshot
 from shoal.log.survey import Found, Survey, Unfinished, survey
 from shoal.records.frames import Kind, encode_commit

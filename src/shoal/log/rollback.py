@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from shoal.errors import CheckpointError
-from shoal.log.changing import while_it_changes
 from shoal.log.commit import TableCommit
 from shoal.log.files import FilePath
 from shoal.log.reader import CommittedChanges, Version, Winners
+from shoal.log.retry import while_it_changes
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.records import Rows, join
 from shoal.table.changes import Mark

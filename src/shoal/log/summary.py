@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.errors import StorageError
-from shoal.log.changing import while_it_changes
 from shoal.log.commit import Commit
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.head import read_head
 from shoal.log.manifest import Manifest
 from shoal.log.reader import LogReader
+from shoal.log.retry import while_it_changes
 from shoal.log.scores import Bar, ScoreHistogram
 from shoal.log.segment import DamagedError
 from shoal.log.snapshot import Snapshot

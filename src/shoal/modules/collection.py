@@ -24,7 +24,6 @@ from shoal.errors import (
 )
 from shoal.modules.habits import Habits
 from shoal.modules.lookup import Lookup
-from shoal.modules.moving import move_in_place
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
 from shoal.modules.state import (
@@ -39,6 +38,7 @@ from shoal.modules.state import (
 )
 from shoal.modules.torchrec import Defaults
 from shoal.modules.tracing import require_no_recording
+from shoal.modules.transfer import move_in_place
 from shoal.table import Group, Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
 
 _counter = itertools.count()

@@ -3,11 +3,13 @@
 from shoal.table import ops, registry
 from shoal.table.content import TableContent, TableStats, TierStats, content_bytes
 from shoal.table.found import collections_in
-from shoal.table.group import Group, GroupTable, LossScale, Staging
+from shoal.table.group import Group
 from shoal.table.handle import TableHandle
-from shoal.table.host_group import HostGroup
+from shoal.table.host.group import HostGroup
 from shoal.table.job import JobRank, this_rank
 from shoal.table.open import open_group
+from shoal.table.protocols import GroupTable, LossScale
+from shoal.table.staging import Staging
 from shoal.table.without_rows import are_left_out, without_rows
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from shoal.errors import ShoalError
-from shoal.table.below import Below
+from shoal.table.lower.tier import Below
 from shoal.table.refused import is_refused_memory
 
 

@@ -1,32 +1,29 @@
 """A group: tables that are looked up and updated together, behind one lock.
 
 The path of one batch is `lookup`, then `update`; see docs/design.md. Where rows are in host memory that is
-table/host_group.py, where they are in device memory table/device_group.py.
+table/host/group.py, where they are in device memory table/device/group.py.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Table
-from shoal.errors import ConfigError, DeviceError, ForkError, InputError, OutOfMemoryError
+from shoal.errors import DeviceError, ForkError, InputError
 from shoal.ops.hash_ids import hint_for
 from shoal.ops.update import all_finite
-from shoal.records import Rows
-from shoal.table.below import Below
-from shoal.table.changes import Changes
-from shoal.table.content import TableContent, TableStats
+from shoal.table.content import TableContent
 from shoal.table.decided import Decided
 from shoal.table.job import this_rank
 from shoal.table.lease import Leases
-from shoal.table.readers import Readers
-from shoal.table.refused import is_refused_memory
+from shoal.table.lock import Around
+from shoal.table.lower.threads import Readers
+from shoal.table.protocols import GroupTable, Habits, LossScale
+from shoal.table.staging import Staging
 
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,211 +43,6 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
-
-
-class Around:
-    """What is done around a group's lock: its device is the current one, and memory that was refused meanwhile is an
-    OutOfMemoryError that says where."""
-
-    __slots__ = ("_before", "_entered", "_group")
-
-    def __init__(self, group: "Group", entered: Callable[[], bool | None]) -> None:
-        self._group = group
-        self._entered = entered
-        self._before: int | None = None
-
-    def begin(self) -> None:
-        """Before the lock."""
-        self._group._in_own_process()
-        if self._group.retired is not None:
-            raise ConfigError(self._group.retired)
-        if self._group.device.type == "cuda":
-            # Kernels are launched on the current device.
-            before = torch._C._cuda_getDevice()
-            if before != self._group.device.index:
-                self._before = before
-                torch.cuda.set_device(self._group.device)
-
-    def entered(self) -> bool | None:
-        """Once it is held. False: it is let go for `settle`, and entered again."""
-        return self._entered()
-
-    def settle(self) -> None:
-        """Do what interrupted calls left, for those who may not change anything."""
-        with self._group.writing():
-            pass
-
-    def leave(self, error: BaseException | None) -> None:
-        """Once it is not held any more, or could not be."""
-        if self._before is not None:
-            torch.cuda.set_device(self._before)
-        if error is None or not is_refused_memory(error):
-            return
-        text = str(error)
-        if not isinstance(error, OutOfMemoryError):
-            who, tier = ("the operating system", "Dram") if self._group.device.type == "cpu" else ("the device", "Hbm")
-            text = (
-                f"{who} refused memory for a tensor. Free memory, use smaller batches, or bound the tables with "
-                f"Table(tiers=[{tier}(...)])."
-            )
-        refused = OutOfMemoryError(f"[{self._group.name}] {text}")
-        for note in getattr(error, "__notes__", ()):  # of what it left
-            refused.add_note(note)
-        raise refused from error
-
-
-class Staging(Protocol):
-    """A batch whose rows come to the top tier ahead of its lookup. It changes no result."""
-
-    waits: bool  # whether `read` or `place` may wait, for a storage or for room
-    # Whether the loop finds, and places what there is room for: all of its threads do that in little time, and another
-    # thread would only take theirs.
-    in_loop: bool
-
-    def find(self, threads: int) -> None:
-        """Find which are below, on so many threads. Batches do so one after the other, as they will be looked up."""
-
-    def may_read(self, is_first: bool) -> bool:
-        """Whether there is memory to read them now; if it is the first of those that come, there is."""
-
-    def expect(self) -> None:
-        """They are read from here on, and count for others that ask whether they may be."""
-
-    def read(self) -> None:
-        """Read them from below, beside other batches; find them first, where nobody did."""
-
-    def has_room(self) -> bool:
-        """Whether there is room for them now. REQUIRES: they are found, and the caller holds up nobody."""
-
-    def place_into_room(self, threads: int) -> bool:
-        """Put them in the top tier, on so many threads, but for those that others would have to make room for; says
-        whether all are there. REQUIRES: `in_loop`."""
-
-    def place(self, may_wait: Callable[[], bool]) -> None:
-        """Put them in the top tier. `may_wait`, asked where batches hold all of it, waits for a while and says whether
-        to try again; where not, the lookup brings them."""
-
-    def release(self) -> None:
-        """It is not needed any more: its rows may leave."""
-
-
-class LossScale(Protocol):
-    """What a group needs of a gradient scaler."""
-
-    def factor(self) -> float:
-        """What the gradients were multiplied by."""
-
-    def inverse(self, device: torch.device) -> Tensor:
-        """One divided by it, as one float32 on a device, without waiting for the device."""
-
-    def found(self, nonfinite: Tensor) -> None:
-        """Hear on the device whether a backward was skipped: one number, 0 if not."""
-
-    def found_nonfinite(self) -> None:
-        """Hear that a backward was skipped."""
-
-
-class GroupTable(Protocol):
-    """One table, wherever its rows are. Its group's lock covers every method."""
-
-    config: Table
-    optimizer_hyper: MutableMapping[str, Any]
-    changes: Changes
-    step: int
-
-    @property
-    def has_limbo(self) -> bool:
-        """Whether slots of erased rows wait for leases to end."""
-
-    def leases_ended(self, oldest_lease: int | None) -> None:
-        """Free the slots of erased rows that no live lease can hold."""
-
-    def clear(self) -> None:
-        """Forget every row."""
-
-    def __len__(self) -> int: ...
-
-    def keys(self) -> Tensor:
-        """Every key, in ascending order."""
-
-    def contains(self, keys: Tensor) -> Tensor:
-        """Whether each key has a row."""
-
-    def lookup(self, keys: Tensor) -> Tensor:
-        """The weights of each key; one without a row reads as what is missing does."""
-
-    def state(self, keys: Tensor) -> dict[str, Tensor]:
-        """The optimizer's columns of each key; one without a row reads as one is born."""
-
-    def scores(self, keys: Tensor) -> Tensor:
-        """The score of each key; NaN for one without a row."""
-
-    def assign(self, keys: Tensor, weights: Tensor) -> None:
-        """Set the weights of keys, of duplicates the last; those without a row are born."""
-
-    def erase(self, keys: Tensor, newest_lease: int | None) -> int:
-        """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
-
-    @property
-    def lowest(self) -> Below | None:
-        """What the table has below its memory, if anything."""
-
-    def lost(self, keys: Tensor) -> Tensor:
-        """Of distinct keys of the host, whose rows below could not be read, those that have no other row and still
-        cannot be; in ascending order. Rows of the others are written anew when they leave memory."""
-
-    def compact(self, work: int) -> None:
-        """Between leases, give memory of erased rows back."""
-
-    def content(self) -> TableContent:
-        """All that the table holds now."""
-
-    def filling(self) -> AbstractContextManager[None]:
-        """Rows that are put meanwhile are no births and no changes. REQUIRES: whoever reads changes lost its place."""
-
-    def follow_readers(self) -> None:
-        """List changes, if anybody reads them."""
-
-    def seal(self) -> None:
-        """Tell the readers of changes what changed up to now."""
-
-    def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
-        """Whole rows, on the host, of distinct keys of the host that have one; and which these are."""
-
-    def by_bucket(self, rows_each: int) -> Iterator[Rows]:
-        """All rows, in the order of their keys' buckets, in pieces on the host."""
-
-    def require_room(self, rows: int) -> None:
-        """Raise CapacityError where so many rows are more than the table can have."""
-
-    def require_more(self, rows: int) -> None:
-        """Raise CapacityError where the table cannot have so many rows more."""
-
-    def expect(self, rows: int) -> None:
-        """Make room for so many rows that will come, where that saves work."""
-
-    def put(self, rows: Rows) -> None:
-        """Have whole rows of distinct keys, in place of those that they had."""
-
-    def fill(self, content: TableContent) -> None:
-        """Have that content. REQUIRES: the table is empty."""
-
-    def stats(self) -> TableStats:
-        """Rows, bytes and counts as they are now."""
-
-
-class Habits(Protocol):
-    """What is told of lookups and backwards, as they begin: `shoal.modules.habits` warns."""
-
-    def before_lookup(self, training: bool, with_gradients: bool) -> None: ...
-
-    def births_before(self, training: bool, with_gradients: bool) -> int | None: ...
-
-    def after_lookup(self, before: int | None) -> None: ...
-
-    def on_weights(self) -> None: ...
-
-    def before_backward(self) -> None: ...
 
 
 class Group(ABC):

@@ -9,7 +9,8 @@ from shoal.errors import DeviceError, InputError
 from shoal.ops.hash_ids import hint_for
 from shoal.optim import numbers_of
 from shoal.table.content import TableStats
-from shoal.table.group import Group, GroupTable
+from shoal.table.group import Group
+from shoal.table.protocols import GroupTable
 
 
 class TableHandle:

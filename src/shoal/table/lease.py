@@ -35,7 +35,7 @@ class Leases(Generic[Held]):
     def __init__(self) -> None:
         self._live: dict[int, Held] = {}
         # The core's: what Python does when a tensor goes, an interrupt could keep from being done.
-        self._ended = _native.Ended()
+        self._ended = _native.EndedNumbers()
         self._noted: list[int] = []  # of these, those that were taken and not dealt with
 
     def begin(self, batch: Held) -> Tensor:

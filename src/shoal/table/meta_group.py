@@ -10,8 +10,8 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table
 from shoal.errors import ConfigError, DeviceError
-from shoal.table.host_group import HostGroup
-from shoal.table.staging import HostStaging
+from shoal.table.host.group import HostGroup
+from shoal.table.host.staging import HostStaging
 
 
 class MetaGroup(HostGroup):

@@ -8,7 +8,7 @@ import torch
 from shoal.config import Hbm, Table
 from shoal.errors import ConfigError, DeviceError
 from shoal.table.group import Group
-from shoal.table.host_group import HostGroup
+from shoal.table.host.group import HostGroup
 from shoal.table.meta_group import MetaGroup
 
 
@@ -30,7 +30,7 @@ def open_group(name: str, configs: Sequence[Table], seed: int, device: torch.dev
     if device.type == "cuda":
         device = _present(name, device)
     try:
-        from shoal.table.device_group import DeviceGroup
+        from shoal.table.device.group import DeviceGroup
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "triton":
             raise

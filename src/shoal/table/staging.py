@@ -1,29 +1,9 @@
-"""Rows of batches that come: brought into memory ahead of their lookup.
+"""Batches whose rows come to the top tier ahead of their lookup."""
 
-Staging only places. It reads from below without the group's lock and takes that only to put rows in and to let others
-leave; births and scores are the lookup's, and so is what a table counts. What is staged and then not looked up changes
-no row.
-"""
-
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
-
-from shoal import _native
-from shoal.ops.pool import bags_of, has_bags_of
-from shoal.table.below import Below, Staged, may_read_ahead
-from shoal.table.leaving import Departures
-from shoal.table.plan import Plan
-from shoal.table.reading import Asked, read_below
-
-if TYPE_CHECKING:
-    from shoal.table.host_group import HostGroup
-
-
-# Whoever is not the loop works on its own thread: the pool's are the loop's.
-_THREADS = 1
 
 
 def address_of(values: Tensor) -> tuple[int, int]:
@@ -31,177 +11,36 @@ def address_of(values: Tensor) -> tuple[int, int]:
     return values.data_ptr(), values.numel()
 
 
-class HostStaging:
-    """One batch on its way. `answers` says what the storages below said of its keys, by table."""
+class Staging(Protocol):
+    """A batch whose rows come to the top tier ahead of its lookup. It changes no result."""
 
-    waits = in_loop = True
-
-    def __init__(self, group: "HostGroup", names: list[str], values: Tensor, offsets: Tensor) -> None:
-        self.group = group
-        self.address = address_of(values)
-        self.answers: dict[int, Staged] = {}
-        self.is_found = self._is_released = self._is_begun = False
-        self._names = names
-        self._values, self._offsets = values, offsets  # kept: no other batch may have their place
-        group._in_own_process()
-        self.bags = bags_of(values, offsets, None, len(names), self._plan_now().copies)
-        self.bags.begin_ahead()
-
-    def _plan_now(self) -> Plan:
-        with self.group.indexes.shared():
-            plan: Plan = self.group._plan(self._names)
-        return plan
+    waits: bool  # whether `read` or `place` may wait, for a storage or for room
+    # Whether the loop finds, and places what there is room for: all of its threads do that in little time, and another
+    # thread would only take theirs.
+    in_loop: bool
 
     def find(self, threads: int) -> None:
-        """Find which of its keys are not in memory."""
-        if self._is_begun or self._is_released:
-            return
-        self._is_begun = True
-        group = self.group
-        try:
-            with group.indexes.shared():
-                self.plan = group._plan(self._names)
-                # From here on a row that it finds stays, or the epoch is another; and of one that it does not find it
-                # hears when it is written, even before it asks for it.
-                self._epochs = self._epochs_now()
-                for number in self.plan.deep:
-                    self.answers[number] = group.below(number).listen()
-                group.staged[self.address] = self
-            self._find(threads)
-        except BaseException:
-            self.release()
-            raise
-        if self._is_released:  # meanwhile: what it listens to since must not go on
-            self.release()
-
-    def _find(self, threads: int) -> None:
-        self._missing = self.plan.lookup.find(self.bags, self.group.indexes, self.plan.deep_parts, threads)
-        asks = [(self.group.below(number), self.answers[number]) for number in self.plan.deep]
-        Below.ask_together(asks, self._missing)
-        for number, count in zip(self.plan.deep, self._missing.counts, strict=True):
-            # Of a batch that memory cannot hold its lookup reads the rows, in pieces.
-            if not count or self.group.tables[number].never_holds(count):
-                self.group.below(number).unstage(self.answers.pop(number))
-        self.is_found = True
-
-    def _epochs_now(self) -> list[int]:
-        return [self.group.tables[part.table].epoch for part in self.plan.parts]
-
-    def is_still_right(self, plan: Plan, values: Tensor, offsets: Tensor) -> bool:
-        """Whether the slots that were found are those of a lookup with that plan and these tensors. Keys that had none
-        may have one by now."""
-        return plan is self.plan and self._epochs_now() == self._epochs and has_bags_of(self.bags, values, offsets)
+        """Find which are below, on so many threads. Batches do so one after the other, as they will be looked up."""
 
     def may_read(self, is_first: bool) -> bool:
-        """Whether what it reads may be in memory, too."""
-        group = self.group
-        asked = [
-            (group.below(number), staged, group.tables[number].budget) for number, staged in tuple(self.answers.items())
-        ]
-        return may_read_ahead(asked, is_first)
+        """Whether there is memory to read them now; if it is the first of those that come, there is."""
 
     def expect(self) -> None:
-        """What it reads is coming to memory."""
-        for number, staged in tuple(self.answers.items()):
-            staged.expect(self.group.below(number).row_bytes)
+        """They are read from here on, and count for others that ask whether they may be."""
 
     def read(self) -> None:
-        """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
-        self.find(_THREADS)
-        asked = list(self.answers.items())
-        for _number, staged in asked:
-            staged.is_unread = False
-        answers = read_below(
-            [Asked(self.group.below(number), staged.keys) for number, staged in asked], self.group.readers
-        )
-        for (_number, staged), answer in zip(asked, answers, strict=True):
-            staged.set(answer)
+        """Read them from below, beside other batches; find them first, where nobody did."""
 
     def has_room(self) -> bool:
-        """Whether what was asked for fits into memory now."""
-        with self.group.reading():
-            return all(self._fits(number) for number in tuple(self.answers))
+        """Whether there is room for them now. REQUIRES: they are found, and the caller holds up nobody."""
 
     def place_into_room(self, threads: int) -> bool:
-        """Put what was read in memory, but for tables out of which others would have to leave; whether that is all."""
-        with self.group.writing():
-            return not self._is_wanted or self._place(list(self.answers), threads) == []
+        """Put them in the top tier, on so many threads, but for those that others would have to make room for; says
+        whether all are there. REQUIRES: `in_loop`."""
 
     def place(self, may_wait: Callable[[], bool]) -> None:
-        """Put what was read in memory. `may_wait`, asked where other batches hold all of it, waits for a while and says
-        whether to try again; where not, the lookup will have to do it."""
-        waiting = list(self.answers)
-        while waiting:
-            with self.group.writing():
-                if not self._is_wanted:
-                    return
-                waiting = self._place(waiting, _THREADS)
-                leaving = self._begin_leaving(waiting)
-            if waiting and not leaving and not may_wait():
-                return
-            self._let_leave(leaving)
-
-    @property
-    def _is_wanted(self) -> bool:
-        """Whether it is neither looked up already, nor dropped."""
-        return self.group.staged.get(self.address) is self
-
-    def _fits(self, number: int) -> bool:
-        """Whether a table's memory has room for what was asked for, also for what will be born."""
-        wanted = len(self.answers[number].keys)
-        return self.group.tables[number].spare(wanted) == wanted
-
-    def _place(self, numbers: Sequence[int], threads: int) -> list[int]:
-        """Put rows of tables in memory where they fit; returns which do not."""
-        fitting = [number for number in numbers if self._fits(number)]
-        tables = [self.group.tables[number] for number in fitting]
-        rows = [self.answers[number].place() for number in fitting]  # kept until they are in
-        placing = [
-            table.placing(*some, self.plan.deep.index(number))
-            for number, table, some in zip(fitting, tables, rows, strict=True)
-        ]
-        came = _native.place(placing, self.group.indexes, self._missing, self.bags, threads)
-        for table, many in zip(tables, came, strict=True):
-            table.placed(many)
-        return [number for number in numbers if number not in fitting]
-
-    def _hold(self, number: int) -> None:
-        """Know the slots of the keys that were missing, as they are now: so their rows stay."""
-        at = self.plan.deep.index(number)
-        self.bags.fill(self._missing, at, self.group.tables[number].find(self._missing.keys(at)))
-
-    def _begin_leaving(self, numbers: Sequence[int]) -> Departures:
-        leaving = Departures()
-        try:
-            for number in numbers:
-                self._hold(number)  # what others brought meanwhile stays
-                table, wanted = self.group.tables[number], len(self.answers[number].keys)
-                if chosen := table.begin_leaving(wanted - table.spare(wanted)):
-                    leaving.add(table, chosen, self.group.below(number).writing, partial(table.end_leaving, chosen))
-        except BaseException:
-            leaving.call_off()
-            raise
-        return leaving
-
-    def _let_leave(self, leaving: Departures) -> None:
-        """Write what leaves, without the group's lock; then it may."""
-        failed = leaving.write()
-        if leaving:
-            with self.group.writing():
-                leaving.end()
-        if failed is not None:
-            raise failed
-
-    def put_back(self) -> None:
-        """A lookup that took it will come again. Its owner may have released it meanwhile, and may do so now."""
-        self.group.staged[self.address] = self
-        if self._is_released:
-            self.release()
+        """Put them in the top tier. `may_wait`, asked where batches hold all of it, waits for a while and says whether
+        to try again; where not, the lookup brings them."""
 
     def release(self) -> None:
         """It is not needed any more: its rows may leave."""
-        self._is_released = True
-        if self.group.staged.get(self.address) is self:
-            self.group.staged.pop(self.address, None)
-        for number, staged in tuple(self.answers.items()):  # its own thread may still be adding to them
-            self.group.below(number).unstage(staged)

@@ -1,0 +1,91 @@
+"""Which keys of a batch no memory that kernels reach has: those that a storage below must be asked for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.index.device import FINDING, finding_grids
+from shoal.ops.launch import Fill, Launch, Pieces, Space, kind_of, variables
+from shoal.table.device.plan import DevicePlan
+from shoal.table.device.rows import DeviceRows, Pins
+
+_LISTS = ("asked", "asked_of", "home_at")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Keys of one table, all different and in ascending order. On the host."""
+
+    keys: Tensor
+    trains: Tensor  # whether a feature brings them that trains
+    times: Tensor  # how often they are in the batch
+
+
+class MissingKeys:
+    """The programs that find them. Keys that are there are stamped: they are needed soon, and stay."""
+
+    def __init__(self, rows: DeviceRows) -> None:
+        self._rows = rows
+        self._v = variables(*FINDING, *_LISTS)
+        self._is_deep = torch.zeros(len(rows.configs), dtype=torch.bool, device=rows.device)
+        self._is_deep[torch.tensor(sorted(rows.deep), dtype=torch.int64, device=rows.device)] = True
+
+    def launch(self, plan: DevicePlan, values: Tensor, offsets: Tensor, pins: Pins) -> Space:
+        """Begin to find them; the answer is for `read`, behind what is launched here."""
+        n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
+        total = plan.copies * n
+        slots = torch.empty(total, dtype=torch.int32, device=self._rows.device)
+        layout = plan.layouts.of(("missing", n), lambda: self._pieces(plan, total))
+        space = Space.of(layout, self._rows.device)
+        program = plan.programs.of(("missing", kind_of(values, offsets)), False, lambda: self._launches(plan))
+        program.run(n, batch, *finding_grids(n, plan.copies), pins.stamp, values, offsets, slots, space)
+        return space
+
+    def _pieces(self, plan: DevicePlan, total: int) -> Pieces:
+        families, asked = len(self._rows.storage.families), total if plan.tiered else 0
+        return Pieces(
+            (torch.int32, 3 + families), (torch.int32, total), (torch.int32, total), (torch.int64, 0),
+            (torch.int32, asked), (torch.int32, asked), (torch.int64, asked),
+        )  # fmt: skip
+
+    def _launches(self, plan: DevicePlan) -> list[Launch | Fill]:
+        rows, v, shape = self._rows, self._v, (plan.copies, len(plan.names))
+        launches: list[Launch | Fill] = [Fill(v.counts, 3 + len(rows.storage.families), 0)]
+        if not plan.tiered or rows.above is None:
+            return [*launches, rows.index.find(v, plan.tables_of, shape, insert=True, stamped=True)]
+        return [
+            *launches,
+            rows.above.find(v, plan.tables_of, shape, None, None, stamped=True, tickets=None),
+            rows.above.find_below(v, rows.uncounted, insert=True, place=False, keep=True),
+            rows.above.pin(v),
+        ]
+
+    def read(self, space: Space, values: Tensor) -> Mapping[int, Missing]:
+        """By table, the keys of tables with a storage. Waits for the device."""
+        counts, lost, lost_of = (space.tensor(number) for number in range(3))
+        total = int(counts[0])
+        if not total:
+            return {}
+        coded = lost_of[:total]
+        deep = self._is_deep[(coded >> 2).long()]
+        coded, items = coded[deep].long(), lost[:total][deep].long()
+        keys, tables = values[items % values.numel()].long(), coded >> 2
+        order = torch.argsort(keys)
+        order = order[torch.argsort(tables[order], stable=True)]
+        keys, tables, trains = keys[order], tables[order], coded[order] & 1
+        is_first = torch.ones_like(keys, dtype=torch.bool)
+        is_first[1:] = (keys[1:] != keys[:-1]) | (tables[1:] != tables[:-1])
+        group = torch.cumsum(is_first, 0) - 1
+        nothing = torch.zeros_like(keys)
+        trained, times = nothing.scatter_add(0, group, trains), nothing.scatter_add(0, group, torch.ones_like(keys))
+        told = torch.stack(
+            [tables[is_first], keys[is_first], *(one[: int(is_first.sum())] for one in (trained, times))]
+        )
+        tables, keys, trained, times = told.cpu()
+        missing = {}
+        for table in torch.unique(tables).tolist():
+            here = tables == table
+            missing[table] = Missing(keys[here], trained[here] != 0, times[here])
+        return missing

@@ -1,0 +1,603 @@
+"""The rows of a group's tables that kernels reach: index, storage and what the kernels keep count of. A table with
+Dram among its tiers has both in host memory, and above it copies of the rows that are used: see cache.py. What
+is below that is for below.py.
+
+Nothing that a step does asks the device anything. Room is made from what the host knows: how many keys there were when
+it last heard, and how many came since. What the device counted comes back behind the step, and is read once it is
+there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from shoal import _native
+from shoal.config import Constant, Dram, Hbm, Normal, Table, Uniform, Zeros, format_size
+from shoal.errors import CapacityError, OutOfMemoryError
+from shoal.index.device import BUCKET_BYTES, FINDING, DeviceIndex, finding_grids
+from shoal.ops.apply.triton import COUNT_COLUMNS
+from shoal.ops.birth import triton as birth_kernels
+from shoal.ops.find.triton import MOST_ROWS
+from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
+from shoal.ops.move import triton as moves
+from shoal.ops.rows import triton as row_kernels
+from shoal.storage.hbm import HbmStorage, Layout
+from shoal.storage.pinned import pinned_bytes
+from shoal.table.device.cache import UpperTier
+from shoal.table.device.counts import Ledger
+from shoal.table.device.stamps import NOBODY, Stamps
+
+_KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
+TRITON_TYPES = {
+    "float32": triton.language.float32,
+    "float16": triton.language.float16,
+    "bfloat16": triton.language.bfloat16,
+}
+_UNLIMITED = 2**31 - 1
+_BATCHES_AHEAD = 4
+_LEAST_GROWTH = 1024  # rows
+
+
+# What a table without Hbm or Dram among its tiers has of device memory to work in.
+_WORKING_BYTES = 64 << 20
+
+
+def is_tiered(config: Table) -> bool:
+    """Whether the table's rows are in host memory, with copies in the device's."""
+    return config.tier(Dram) is not None
+
+
+def has_storage(config: Table) -> bool:
+    """Whether the table has a tier that kernels do not reach."""
+    return config.tiers is not None and not isinstance(config.tiers[-1], (Hbm, Dram))
+
+
+def budget_above(config: Table) -> int:
+    """Bytes for copies in device memory, of a table whose rows are in host memory."""
+    hbm = config.tier(Hbm)
+    return 0 if hbm is None else hbm.bytes or 0
+
+
+def budget_of(config: Table) -> int | None:
+    """Bytes that the rows may take in the last tier that kernels reach."""
+    tier = config.tier(Dram) or config.tier(Hbm)
+    if tier is None:
+        return _WORKING_BYTES if config.tiers else None
+    return tier.bytes
+
+
+def last_tier(config: Table) -> str:
+    """The name of that tier."""
+    return "Dram" if is_tiered(config) else "Hbm"
+
+
+def signed(word: int) -> int:
+    """A 64-bit word as torch stores it."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Which rows are in use: those with the stamp of the `oldest` batch at work or on its way, or a later one. `held`:
+    of the oldest at work. `stamp`: of this one. For as long as the group's lock is held: stamps may begin anew."""
+
+    number: int = 0  # the batch's
+    stamp: int = 0
+    oldest: int = 0
+    held: int = 0
+
+
+class DeviceRows:
+    """Index and rows of all tables of a group."""
+
+    def __init__(self, configs: Sequence[Table], seed: int, device: torch.device, slab_bits: int = 15) -> None:
+        self.configs = tuple(configs)
+        self.device = device
+        layouts: list[Layout] = []
+        below: list[bool] = []  # by family, whether its rows are in host memory
+        self.families: list[int] = []
+        kinds: list[Any] = []
+        for config in configs:
+            layout = Layout(config.dim, config.dtype, config.columns, whole=is_tiered(config))
+            # Tables with a budget are apart: once their family has all the slots it may, it needs no more.
+            duplicates = getattr(config.optimizer, "duplicates", None)
+            kind = (layout, type(config.optimizer), duplicates, budget_of(config) is not None, is_tiered(config))
+            if kind not in kinds:
+                kinds.append(kind)
+                layouts.append(layout)
+                below.append(is_tiered(config))
+            self.families.append(kinds.index(kind))
+        tables = len(configs)
+        self.ledger = Ledger(tables, len(layouts), device)
+        # By table: keys looked up and missed, backwards skipped; where there are tiers, keys that were not above. And
+        # keys that are gone, erased or replaced.
+        self.tally = torch.zeros(4, tables, dtype=torch.int64, device=device)
+        self.uncounted = torch.zeros(tables, dtype=torch.int64, device=device)  # for finds that nobody counts
+        self._gone = [0] * tables
+        self._holes = [0] * tables  # most that erased and refused keys left since the index was built
+        self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
+        tiered = {number: config for number, config in enumerate(configs) if is_tiered(config)}
+        self.index = DeviceIndex(self.anchor, tables, dict.fromkeys(tiered, partial(pinned_bytes, device=device)))
+        self.storage = HbmStorage(self.anchor, layouts, below, self.ledger.taken, slab_bits)
+        above = {number: budget_above(config) for number, config in tiered.items()}
+        self.tiered = frozenset(tiered)
+        self.deep = frozenset(number for number, config in enumerate(configs) if has_storage(config))
+        tells_ages = bool(self.deep & self.tiered)
+        self.above = UpperTier(self.index, self.storage, self.families, above, tells_ages) if tiered else None
+        # Tells the batches whose rows are in use, those on their way too or not; its group knows.
+        self.at_work: Callable[[bool], Sequence[int]] = lambda _coming: ()
+        self.stamps = Stamps()
+        self.steps = torch.zeros(tables, dtype=torch.int64, device=device)
+        self.inits, self.scales = self._initialisers(seed)
+        self.normal = _native.normal_table().to(device)
+        self.has_normal = any(isinstance(config.init, Normal) for config in configs)
+        self._budgets = [budget_of(config) for config in configs]
+        self._held = [0] * tables  # slots of erased rows that leases may hold
+        # Most rows that a table may have.
+        self._within = [self._rows_within(budget, number) for number, budget in enumerate(self._budgets)]
+        self.index.describe(self.families, self._within)
+        self._hopeless = [number for number, rows in enumerate(self._within) if rows == 0]
+        self.room = _native.Room(self.families, self._within, len(layouts))
+        self._no_memory = False  # for more than the batch at hand
+        self._programs = Programs()
+        self.scratch = Scratch(device)  # for what inserts, which has the tables to itself
+
+    def _initialisers(self, seed: int) -> tuple[Tensor, Tensor]:
+        inits, scales = [], []
+        for config in self.configs:
+            name = _native.name_hash(config.name)
+            init = config.init
+            kind = _KINDS.get(type(init), birth_kernels.NORMAL).value
+            births = _native.birth_stream(seed, name)
+            inits.append([kind, signed(births), signed(_native.rounding_stream(seed, name))])
+            match init:
+                case Uniform(low, high):
+                    scales.append([low, high - low])
+                case Normal(mean, std):
+                    scales.append([mean, std])
+                case Constant(value):
+                    scales.append([value, 0.0])
+                case _:
+                    scales.append([0.0, 0.0])
+        return (
+            torch.tensor(inits, dtype=torch.int64).to(self.device),
+            torch.tensor(scales, dtype=torch.float32).to(self.device),
+        )
+
+    def layout(self, table: int) -> Layout:
+        """The layout of a table's rows."""
+        return self.storage.families[self.families[table]].layout
+
+    def _rows_within(self, budget: int | None, number: int) -> int:
+        """The most rows that fit a table's budget together with their index."""
+        if budget is None:
+            return _UNLIMITED
+        rows = min(budget // self.layout(number).row_bytes, _UNLIMITED)
+        while rows > 0 and (over := self.bytes_of(number, rows) - budget) > 0:
+            rows -= max(1, over // (2 * self.layout(number).row_bytes + BUCKET_BYTES))
+        return max(rows, 0)
+
+    def bytes_of(self, number: int, rows: int) -> int:
+        """Bytes that so many rows of a table take with their index."""
+        return rows * self.layout(number).row_bytes + self.index.bytes_for(rows)
+
+    # ---- room
+
+    def make_room(self, births: _native.Births) -> None:
+        """Room for new keys. Waits for the device only where what is known is not enough."""
+        for number in self._hopeless:
+            self._require_budget(number, births.of(number))
+        if not self.room.take(births):
+            self._make_more_room(births)
+            self.room.add(births)
+
+    def _make_more_room(self, births: _native.Births) -> None:
+        self.hear()
+        if self.room.fits(births):
+            return
+        # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
+        while not self.room.fits(births) and self.hear(wait=True) is not None:
+            pass
+        # Who waits for one batch would wait for the next one too.
+        wanted = 1 if self._no_memory else 2
+        if self.room.fits(births, wanted):
+            return
+        self.hear_all()
+        if self.room.fits(births, wanted):
+            return
+        try:
+            self._grow(births)
+            self._no_memory = False
+        except (torch.OutOfMemoryError, OutOfMemoryError):
+            self._no_memory = True
+            if not self.room.fits(births):
+                raise
+
+    def sent(self) -> None:
+        """Know that a copy of the ledger is on its way."""
+        self.ledger.sent += 1
+        self.room.sent(self.ledger.sent, self.ledger.copies)
+
+    def hear(self, wait: bool = False) -> np.ndarray | None:
+        """Read what the device counted, if it is there; with `wait`, the oldest that is on its way at least."""
+        heard = self.ledger.hear(wait)
+        return None if heard is None else self._know(*heard)
+
+    def hear_all(self) -> np.ndarray:
+        """Read what the device has counted once all is done that was launched."""
+        self.room.sent(self.ledger.sent + 1, self.ledger.copies)
+        return self._know(*self.ledger.hear_all())
+
+    def _know(self, number: int, counted: np.ndarray) -> np.ndarray:
+        self.room.heard(number, torch.from_numpy(counted))
+        return counted
+
+    def _taken_anew(self, family: int) -> None:
+        """The family's list of free slots is a new one."""
+        at = len(self.configs) + family
+        self.room.recount(at)
+        self.room.set_fit(at, self.storage.supply(family))
+        self.room.set_whole(family, self.storage.families[family].slots >= self._rows_of(family))
+
+    def _rows_of(self, family: int) -> int:
+        """Most rows that a family's tables may have."""
+        return sum(self._within[number] for number, other in enumerate(self.families) if other == family)
+
+    def _grow(self, births: _native.Births) -> None:
+        # Beyond this batch, room for some like it: so far may the host be ahead of the device without waiting.
+        tables, room = len(self.configs), self.room
+        wanted = {}
+        for number, within in enumerate(self._within):
+            if new := _BATCHES_AHEAD * births.of(number):
+                wanted[number] = min(room.most(number) + new, within)
+        try:
+            self.index.reserve(wanted, self._within)
+        finally:  # some may have moved before memory ran out
+            self._follow_index()
+        for number in wanted:
+            room.set_fit(number, self.index.capacity(number))
+        for family, new in enumerate(room.new_rows(births, _BATCHES_AHEAD)):
+            lacking = room.most(tables + family) + new - room.fit(tables + family)
+            if lacking > 0:
+                held = self.storage.families[family]
+                ahead = held.slots // (4 if held.below else 8)  # host memory is slow to be pinned
+                more_rows = min(max(ahead, _LEAST_GROWTH), self._rows_of(family) - held.slots)
+                self.storage.grow(family, max(lacking, more_rows))
+                self._taken_anew(family)
+        if self.above is not None:
+            for number in wanted:
+                if self.above.has(number):
+                    self.above.reserve(number, min(room.fit(number), self._within[number]))
+
+    def _follow_index(self) -> None:
+        if self.above is not None:
+            self.above.follow()
+
+    def require_room(self, number: int, keys: int, held: bool = True) -> None:
+        """Raise CapacityError where a table's budget does not hold so many keys, beside slots that leases hold."""
+        budget = self._budgets[number]
+        if budget is not None and keys > self._within[number] - (self._held[number] if held else 0):
+            size = format_size(self.bytes_of(number, keys))
+            raise CapacityError(
+                f"[table {self.configs[number].name!r}] {keys} rows take {size}; the budget is "
+                f"{last_tier(self.configs[number])}({format_size(budget)!r}). Raise it in Table(tiers=), or erase keys "
+                f"that are not needed."
+            )
+
+    def budget(self, number: int) -> int | None:
+        """Bytes that a table's rows may take with their index."""
+        return self._budgets[number]
+
+    def held_slots(self, number: int) -> int:
+        """Slots of erased rows that leases may hold."""
+        return self._held[number]
+
+    def capacity(self, number: int) -> int | None:
+        """Most rows that a table may have, if that is known."""
+        return None if self._budgets[number] is None else self._within[number]
+
+    def not_above(self, number: int) -> int:
+        """Keys that were looked up and had no copy above."""
+        return int(self.tally[3, number])
+
+    def counted(self, number: int) -> dict[str, int]:
+        """What the device counted about a table since it was made."""
+        looked, missed, backwards, not_above = self.tally[:, number].tolist()
+        if not is_tiered(self.configs[number]):  # what it had to be asked for beside tables with tiers
+            missed += not_above
+        births = int(self.ledger.keys[number]) + self._gone[number]
+        dropped, skipped = self.ledger.left_out[2 * number : 2 * number + 2].tolist()
+        return {
+            "lookups": looked,
+            "hits": looked - missed,
+            "births": births,
+            "dropped_gradients": dropped,
+            "skipped_rows": skipped,
+            "skipped_backwards": backwards,
+        }
+
+    def _require_budget(self, number: int, keys: int) -> None:
+        budget = self._budgets[number]
+        if keys and budget is not None:
+            least = format_size(self.bytes_of(number, 1))
+            raise CapacityError(
+                f"[table {self.configs[number].name!r}] a row and its index take {least}; the budget is "
+                f"{last_tier(self.configs[number])}({format_size(budget)!r}). Raise it in Table(tiers=)."
+            )
+
+    # ---- keys
+
+    def pin(self) -> Pins:
+        """For a batch whose rows must not move until its backward, if one follows. REQUIRES: the group is alone."""
+        number = self.stamps.number()
+        if self.stamps.are_used_up(number):
+            self.restamp()
+            number = self.stamps.number()
+        return self.pins_of(number)
+
+    def pins_of(self, number: int) -> Pins:
+        """For the batch of that number, as others are at work now."""
+        stamp, held, oldest = self.stamps.of(number), self.oldest_at_work(False), self.oldest_at_work(True)
+        return Pins(number, stamp, min(oldest or stamp, stamp), held or NOBODY)
+
+    def pins_at_work(self, pins: Pins) -> Pins:
+        """The same, where batches that are only on their way do not count."""
+        held = self.oldest_at_work(False) or NOBODY
+        return Pins(pins.number, pins.stamp, min(held, pins.stamp), held)
+
+    def oldest_at_work(self, coming: bool) -> int | None:
+        """The least stamp of batches whose rows are in use; with `coming`, also of those on their way."""
+        return min(map(self.stamps.of, self.at_work(coming)), default=None)
+
+    def restamp(self) -> None:
+        """Let stamps begin anew. Rows in use stay so; of the others nobody knows any more which were used last.
+        REQUIRES: the group is alone."""
+        firsts = torch.tensor(self.stamps.begin_anew(self.at_work(True)), dtype=torch.int32).to(self.device)
+        self.index.restamp(firsts)
+        if self.above is not None:
+            self.above.restamp(firsts)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What `find` wants of its caller: each family's free slots and how many they are, and FINDING."""
+        families = range(len(self.storage.families))
+        return (*(f"free{family}" for family in families), *(f"supply{family}" for family in families), *FINDING)
+
+    def values(
+        self, values: Tensor, offsets: Tensor, slots: Tensor, space: Space, batch: int, copies: int, stamp: int = 0
+    ) -> list[Tensor | Space | int]:
+        """Their values; `space` begins with `finding_pieces`."""
+        n = values.numel()
+        free = [family.free for family in self.storage.families]
+        supplies = [one.numel() for one in free]
+        return [*free, *supplies, n, batch, *finding_grids(n, copies), stamp, values, offsets, slots, space]
+
+    def finding_pieces(self, total: int, insert: bool) -> list[tuple[torch.dtype, int]]:
+        """Counts and lists for so many items."""
+        most = total if insert else 0
+        lists = [(torch.int32, most), (torch.int32, most), (torch.int64, most)]
+        return [(torch.int32, 3 + len(self.storage.families)), *lists]
+
+    def find(
+        self, v: Any, tables_of: Tensor | Variable, shape: tuple[int, int], insert: bool,
+        features_of: Variable | None = None, count: bool = False, rows: bool = True, tickets: Variable | None = None,
+        stamped: bool = False,
+    ) -> list[Launch | Fill]:  # fmt: skip
+        """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
+
+        Behind the index's own, `counts` has one for each family. Where not `rows`, slots are given out, and their rows
+        are left as they are. `tickets` gets that of items in no bag. Of tables with tiers: the slots below. Where
+        `stamped`, keys that are found are.
+        """
+        counted = (self.tally[0], self.tally[1], self.ledger.bad_batches) if count else None
+        launches: list[Launch | Fill] = [
+            Fill(v.counts, 1 + len(self.storage.families), 0),
+            self.index.find(v, tables_of, shape, insert, features_of, counted, stamped, tickets),
+        ]
+        return [*launches, *self._insert(v, [rows] * len(self.storage.families))] if insert else launches
+
+    @property
+    def _above(self) -> UpperTier:
+        assert self.above is not None
+        return self.above
+
+    def find_in_tiers(
+        self, v: Any, tables_of: Tensor, shape: tuple[int, int], insert: bool, place: bool, keep: bool,
+        features_of: Variable | None, tickets: Variable | None,
+    ) -> list[Launch | Fill]:  # fmt: skip
+        """The same where tables have tiers, counted. Where `place`, rows come up; where `keep`, they stay where they
+        are until the batch's backward. `v` has the variables of TIERING too."""
+        above = self._above
+        counted = (self.tally[0], self.tally[3], self.ledger.bad_batches)
+        launches: list[Launch | Fill] = [
+            Fill(v.counts, 3 + len(self.storage.families), 0),
+            above.find(v, tables_of, shape, features_of, counted, place or keep, tickets),
+            above.find_below(v, self.tally[1], insert, place, keep),
+        ]
+        if insert:
+            launches += self._insert(v, [not family.below for family in self.storage.families])
+        if place:
+            launches += above.place(v)
+        if place or keep:
+            launches.append(above.settle(v, place))
+        if place:
+            launches += above.move(v, partial(self._bear, v) if insert else None)
+        return launches
+
+    def place_ahead(self, v: Any, tables_of: Tensor, shape: tuple[int, int]) -> list[Launch | Fill]:
+        """Rows of a batch that will be looked up come up, where tables have tiers. `v` has FINDING and TIERING."""
+        above = self._above
+        return [
+            Fill(v.counts, 3 + len(self.storage.families), 0),
+            above.find(v, tables_of, shape, None, None, stamped=True, tickets=None),
+            above.find_below(v, self.uncounted, insert=False, place=True, keep=False),
+            *above.place(v),
+            *above.move(v, None),
+        ]
+
+    def _insert(self, v: Any, rows: Sequence[bool]) -> list[Launch]:
+        births = [self._birth(v, family, own) for family, own in enumerate(rows)]
+        return [self.index.claim(v, self.ledger.refused), *births, self.index.find_lost(v)]
+
+    def _born(self, family: int) -> dict[str, Any]:
+        """What a kernel that gives birth is compiled with."""
+        layout = self.storage.families[family].layout
+        return {
+            "WEIGHTS": TRITON_TYPES[layout.dtype],
+            "WEIGHT_BYTES": layout.weight_type.itemsize,
+            "HAS_NORMAL": self.has_normal,
+            "SLAB_BITS": self.storage.slab_bits,
+            "DIM": layout.dim,
+            "D": power_of_two(layout.dim),
+            "STATE": layout.state_floats,
+            "S": power_of_two(max(layout.state_floats, 1)),
+        }
+
+    def _birth(self, v: Any, family: int, rows: bool) -> Launch:
+        held, born = self.storage.families[family], self._born(family)
+        layout = held.layout
+        return Launch(
+            birth_kernels.birth,
+            (v.walkers,),
+            (
+                self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state,
+                self.normal, v.values, v.slots, v.lost, v.lost_of, v.counts, v.won_at,
+                getattr(v, f"free{family}"), getattr(v, f"supply{family}"), self.ledger.taken[family:],
+                self.ledger.keys, self.ledger.refused, self.steps,
+                v.n, family, layout.weight_stride, layout.tail_stride, v.stamp,
+            ),
+            {**born, "BLOCK": max(1, min(128, 4096 // max(born["D"], born["S"]))), "ROWS": rows},
+            {"num_warps": 4, "enable_fp_fusion": False},
+        )  # fmt: skip
+
+    def _bear(self, v: Any, family: int, shape: Mapping[str, Any]) -> Launch:
+        """First rows of keys that were born below, wherever their slots are."""
+        held, tiers = self.storage.families[family], self._above.tiers
+        layout = held.layout
+        return Launch(
+            moves.bear,
+            (v.walkers,),
+            (
+                self.anchor, self.storage.slabs, self.storage.homes, self.index.tables, tiers, self.inits,
+                self.scales, held.first_state, self.normal, self.steps, v.values, v.slots, v.lost, v.lost_of, v.counts,
+                v.won_at, v.n, family, layout.weight_stride, layout.tail_stride,
+            ),
+            {**self._born(family), **shape},
+            {"num_warps": 4, "enable_fp_fusion": False},
+        )  # fmt: skip
+
+    def first_rows(self, table: int, keys: Tensor) -> Tensor:
+        """The rows that keys are born with, float32 [n, dim]."""
+        dim = self.configs[table].dim
+        out = torch.empty(len(keys), dim, dtype=torch.float32, device=self.device)
+        if len(keys):
+            d = power_of_two(dim)
+            block = max(1, min(32, 4096 // d))
+            row_kernels.first_rows[(blocks(len(keys), block),)](
+                self.inits, self.scales, self.normal, table, keys, out, len(keys), dim,
+                HAS_NORMAL=self.has_normal, D=d, BLOCK=block, enable_fp_fusion=False,
+            )  # fmt: skip
+        return out
+
+    def upsert(self, table: int, keys: Tensor, rows: bool = True, stamp: int = 0) -> Tensor:
+        """Slots of distinct keys of one table; those without a row are born, or, where not `rows`, get a slot for one.
+        New keys are stamped."""
+        by_table = [0] * len(self.configs)
+        by_table[table] = len(keys)
+        self.make_room(self.room.births(by_table))
+        return self.insert(table, keys, rows, stamp)
+
+    def insert(self, table: int, keys: Tensor, rows: bool = True, stamp: int = 0) -> Tensor:
+        """The same. REQUIRES: room was made."""
+        n = len(keys)
+        offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
+        tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
+        slots = torch.empty(n, dtype=torch.int32, device=self.device)
+        v = variables(*self.variables, "tables_of")
+        program = self._programs.of(
+            ("insert", keys.data_ptr() % 16, rows),
+            True,
+            lambda: self.find(v, v.tables_of, (1, 1), insert=True, rows=rows),
+        )
+        space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True)))
+        program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), tables_of)
+        return slots
+
+    def find_rows(self, table: int, keys: Tensor) -> Tensor:
+        """The slot of each key's row, -1 where it has none: of its copy above, if there is one."""
+        slots = self.index.find_keys(table, keys)
+        if self.above is not None and self.above.has(table):
+            above = self.above.find_keys(table, keys)
+            slots = torch.where(above >= 0, above, slots)
+        return slots
+
+    def erase(self, table: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Take distinct keys out; returns the slots that they had, and those of their copies above. Waits for the
+        device."""
+        slots = self.index.erase(table, keys)
+        slots = slots[slots >= 0]
+        copies = slots[:0]
+        if self.above is not None and self.above.has(table):
+            copies = self.above.erase(table, keys)
+        self.ledger.keys[table] -= len(slots)
+        self._gone[table] += len(slots)
+        self.tidy(table, len(slots))
+        return slots, copies
+
+    def returned(self, table: int, keys: int) -> None:
+        """So many keys that were gone were not born, but came back."""
+        self._gone[table] -= keys
+
+    def tidy(self, table: int, gone: int) -> None:
+        """Build a table's index anew once as many keys are gone from it, or were refused, as half of what it holds."""
+        self._holes[table] += gone
+        if 2 * self._holes[table] > self.index.capacity(table):
+            self.index.rebuild(table)
+            self._follow_index()
+            self._holes[table] = 0
+
+    def hold(self, table: int, slots: int) -> None:
+        """Count slots of erased rows that leases may hold against the table's budget; less than 0: no longer."""
+        self._held[table] += slots
+        if self._budgets[table] is not None:
+            self.room.lower(table, slots)
+            self.index.tables[table, MOST_ROWS.value] -= slots
+            self.hear_all()  # as the erased keys would count twice, there and among the rows
+
+    def give(self, table: int, slots: Tensor, copies: Tensor) -> None:
+        """Free the slots of erased rows, and of their copies above."""
+        family = self.families[table]
+        free_copies = None if self.above is None else self.above.giving(table, copies)
+        self.storage.give(family, slots)
+        if free_copies is not None:
+            free_copies()
+        self._relisted(family)
+
+    def _relisted(self, family: int) -> None:
+        # What is on its way to the host was counted against the list before.
+        self.hear_all()
+        self._taken_anew(family)
+
+    def clear(self, table: int) -> None:
+        """Forget all rows of a table."""
+        _keys, slots = self.index.entries(table)
+        self.index.clear(table)
+        self._follow_index()
+        if self.above is not None and self.above.has(table):
+            self.above.clear(table)
+        self.room.set_fit(table, 0)
+        self.ledger.keys[table] = 0
+        self._gone[table] += len(slots)
+        self.give(table, slots, slots[:0])
+
+    @property
+    def update_counts(self) -> Tensor:
+        """By table: gradients dropped, rows skipped."""
+        assert COUNT_COLUMNS.value == 2
+        return self.ledger.left_out

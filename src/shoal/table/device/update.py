@@ -1,0 +1,388 @@
+"""Backwards on the device: sort, reduce, update. Launches only; nothing waits."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal import _native, optim
+from shoal.index.device import WALKERS, steps_of
+from shoal.ops.apply.triton import HYPER_COLUMNS
+from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two, variables
+from shoal.ops.pool import triton as pool_kernels
+from shoal.ops.sort import Sorter
+from shoal.ops.update import triton as kernels
+from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
+from shoal.storage.hbm import Layout
+from shoal.table.device.lookup import Looked
+from shoal.table.device.plan import DevicePlan
+from shoal.table.device.rows import TRITON_TYPES, DeviceRows
+
+# Items that a program deals, or looks at one by one.
+_DEALT = 256
+_BY_ITEM = 256
+# Of the largest of today's devices, for kernels of as many programs as run at a time.
+_PROCESSORS = 132
+_REDUCTIONS = {
+    _native.Reduce.sum: kernels.SUM.value,
+    _native.Reduce.mean: kernels.MEAN_OF.value,
+    _native.Reduce.first: kernels.FIRST.value,
+    _native.Reduce.last: kernels.LAST.value,
+}
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients as the kernels find them: from `base` on, each part `moved` elements from where its output was."""
+
+    base: Tensor
+    moved: Tensor | None
+    aligned: bool
+    held: Sequence[Tensor] = ()  # what else the kernels read must live until they are launched
+
+
+def together(plan: DevicePlan, grads: Sequence[Tensor]) -> Gradients:
+    if plan.columns or len(grads) == 1:
+        whole = grads[0].contiguous()
+        return Gradients(whole, None, whole.data_ptr() % 16 == 0)
+    grads = [grad.contiguous() for grad in grads]
+    base = min((grad for grad in grads if grad.numel()), key=Tensor.data_ptr, default=grads[0])
+    places = [(grad.data_ptr() - base.data_ptr()) // 4 if grad.numel() else 0 for grad in grads]
+    begins = np.cumsum([0, *(grad.numel() for grad in grads)])[:-1]
+    moved = [place - int(begin) for place, begin in zip(places, begins, strict=True)]
+    aligned = all(grad.data_ptr() % 16 == 0 for grad in grads)
+    if not any(moved):
+        return Gradients(base, None, aligned, grads)
+    if max(places) >= 2**39:  # more than a ticket has room for
+        return Gradients(torch.cat([grad.reshape(-1) for grad in grads]), None, True)
+    table = torch.tensor([moved[at] for at in plan.order], dtype=torch.int64)
+    return Gradients(base, _send(table, base.device), aligned, grads)
+
+
+def _send(table: Tensor, device: torch.device) -> Tensor:
+    """A small tensor on its way to the device, which nobody waits for."""
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+
+
+class Settings:
+    """The tables' optimizer settings on the device; they travel again when they changed."""
+
+    def __init__(self, rows: DeviceRows, hypers: Sequence[Any]) -> None:
+        self._rows = rows
+        self._sent: list[Any] = []
+        self.kinds: dict[int, Any] = {}
+        self.reductions: dict[int, int] = {}
+        self.plain: dict[int, bool] = {}
+        self.device = torch.zeros(len(rows.configs), HYPER_COLUMNS.value, dtype=torch.float64, device=rows.device)
+        self.refresh(hypers)
+
+    def refresh(self, hypers: Sequence[Mapping[str, Any]]) -> None:
+        """Bring the settings as they are now to the device."""
+        now = [list(hyper.values()) for hyper in hypers]
+        if now == self._sent:
+            return
+        self._sent = now
+        table = np.zeros(tuple(self.device.shape), dtype=np.float64)
+        self.plain = {}
+        for number, config in enumerate(self._rows.configs):
+            optimizer, family = config.optimizer, self._rows.families[number]
+            if optimizer is None:
+                continue
+            # Steps that depend on the table's step take it from the device: any other than 0 says so.
+            step = optim.step(optimizer, hypers[number], 1)
+            limits = [optimizer.clip.value or 0.0, optimizer.clip.norm or 0.0, optimizer.max_norm or 0.0]
+            row = [step.lr, step.weight_decay, step.shrink, *limits, *step.settings]
+            if "betas" in hypers[number]:  # a beta of 0 leaves nothing to correct
+                row += [math.log(beta) if beta > 0.0 else -1e4 for beta in hypers[number]["betas"]]
+            table[number, : len(row)] = row
+            self.kinds[family] = OPTIMIZER_STEPS[step.kind]
+            self.reductions[family] = _REDUCTIONS[step.reduce]
+            plain = not any(limits) and step.weight_decay == 0.0 and step.shrink == 1.0
+            self.plain[family] = self.plain.get(family, True) and plain
+        self.device.copy_(_send(torch.from_numpy(table), self.device.device), non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a kernel of an update is cut: see docs/tuning.md."""
+
+    rows: int  # or pieces of them, that a program has in hand
+    items: int  # of a piece that are on their way at a time
+    warps: int
+    most_programs: int
+
+    @staticmethod
+    def of(layout: Layout) -> "_Shape":
+        """What was fastest for rows like these with several items."""
+        d = power_of_two(layout.dim)
+        if layout.state_floats >= layout.dim or d >= 128:  # such rows leave no registers for others
+            return _Shape(max(1, 128 // d), 8, 1, 32 * _PROCESSORS)
+        return _Shape(min(32, 256 // d), 4, 1, 24 * _PROCESSORS)
+
+    @staticmethod
+    def of_single(layout: Layout) -> "_Shape":
+        """The same with one item."""
+        d = power_of_two(layout.dim)
+        if layout.state_floats >= layout.dim:
+            return _Shape(max(1, 128 // d), 1, 1, 32 * _PROCESSORS)
+        return _Shape(max(1, min(16, 1024 // d)), 1, 1, 2**31 - 1)
+
+
+class Updates:
+    """The programs of backwards."""
+
+    def __init__(self, rows: DeviceRows, settings: Settings) -> None:
+        self._rows = rows
+        self._settings = settings
+        self._no_scale = torch.ones(1, dtype=torch.float32, device=rows.device)
+        self._no_skip = torch.zeros(1, dtype=torch.int32, device=rows.device)
+        # The tables' steps as an update found them.
+        self._steps_now = torch.zeros_like(rows.steps)
+        self._sorter = Sorter(rows.device)
+        self._shapes = [_Shape.of(family.layout) for family in rows.storage.families]
+        self._single_shapes = [_Shape.of_single(family.layout) for family in rows.storage.families]
+        self._keyed = any(config.dtype != "float32" for config in rows.configs)
+        families = range(len(rows.storage.families))
+        self._v = variables(
+            "tickets", "item_shares", "values", "grads", "moved", "scores", "inverse_scale", "skip",
+            "sorted", "order", "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots",
+            "piece_tickets", "sums", "sum_counts", "long_rows",
+            "total", "n", "deal_blocks", "long_walkers", *(f"single_blocks{family}" for family in families),
+            *(f"update_blocks{family}" for family in families),
+            "ledger_copy", "ledger_event",
+        )  # fmt: skip
+        self._by_item = variables("slots", "values", "offsets", "steps", "out", "grads", "n", "batch", "blocks")
+
+    def run(
+        self, looked: Looked, grads: Sequence[Tensor], scores: Tensor | None, inverse_scale: Tensor | None = None,
+        skip: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Reduce the gradients of every row and apply its table's optimizer.
+
+        `grads`: one tensor shaped as the pooled output, or one for each part. `scores`: what the rows' scores become,
+        by table; the tables' steps if there are none.
+        """
+        rows, plan, settings = self._rows, looked.plan, self._settings
+        gradients = together(plan, grads)
+        targets, total = self._targets(looked), looked.slots.numel()
+        shared, moved, scaled = looked.shares is not None, gradients.moved is not None, skip is not None
+        chunks = blocks(total, kernels.PIECE.value)
+        layout = plan.layouts.of(("update", total, shared), lambda: self._pieces(total, chunks, shared))
+        space = rows.scratch.take(layout)
+        self._sort(looked, targets, space)
+        # Programs without a row cost too: as many rows have one item, more or less, as had in the last updates.
+        singles = min(rows.ledger.rows_of_one_item() * 9 // 8 or total, total)
+        aligned = plan.aligned and gradients.aligned
+        kind = (looked.kind, kind_of(scores, gradients.base, inverse_scale))
+        program = plan.programs.of(
+            ("update", kind, aligned, moved, shared, scaled, *settings.plain.values()),
+            True,
+            lambda: self._launches(plan, aligned, moved, shared, scaled),
+        )
+        program.run(
+            looked.tickets, targets if looked.shares is None else looked.shares, looked.values,
+            gradients.base, targets if gradients.moved is None else gradients.moved,
+            self._steps_now if scores is None else scores,
+            self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
+            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
+            *(min(shape.most_programs, blocks(singles, shape.rows)) for shape in self._single_shapes),
+            *(min(shape.most_programs, blocks(total, 2 * shape.rows)) for shape in self._shapes),
+            *rows.ledger.next(),
+        )  # fmt: skip
+        rows.sent()
+
+    def _pieces(self, total: int, chunks: int, shared: bool) -> Pieces:
+        families = self._rows.storage.families
+        widest = max(power_of_two(family.layout.dim) for family in families)
+        return Pieces(
+            (torch.int32, total),
+            (torch.int32, total),
+            (torch.int32, 2 + len(families)),
+            (torch.int64, total),
+            (torch.float32, total if shared else 0),
+            (torch.int64, total if self._keyed else 0),
+            (torch.int32, total),
+            (torch.int32, total),
+            (torch.int64, total),
+            (torch.float32, 2 * chunks * widest),
+            (torch.float32, 2 * chunks),
+            (torch.int32, chunks),
+        )
+
+    def _sort(self, looked: Looked, targets: Tensor, space: Space) -> None:
+        """The slots to update, sorted, and their items: those of one row in the order of its table's features."""
+        bound = self._rows.storage.bound
+        if looked.plan.in_feature_order:
+            self._sorter.sort(targets, bound, space)
+            return
+        by_part = torch.sort(looked.tickets >> pool_kernels.TICKET_BITS.value, stable=True).indices
+        self._sorter.sort(targets[by_part], bound, space)
+        order = space.tensor(1)
+        order.copy_(by_part[order])
+
+    def _targets(self, looked: Looked) -> Tensor:
+        """The slots of the items that train; -1 for the others."""
+        plan, v = looked.plan, self._by_item
+        if plan.all_train:
+            return looked.slots
+        targets = torch.empty_like(looked.slots)
+        features = len(plan.names)
+
+        def launches() -> list[Launch]:
+            arguments = (v.slots, plan.tables_of, v.offsets, v.out, v.n, v.batch, features)
+            constants = {"STEPS": steps_of(features), "BLOCK": _BY_ITEM}
+            return [Launch(kernels.aim, (v.blocks, plan.copies), arguments, constants)]
+
+        self._run_by_item(looked, "aim", launches, out=targets)
+        return targets
+
+    def touch(self, looked: Looked, steps: Tensor) -> None:
+        """Score the rows that a batch used in training, where no update does."""
+        rows, plan, v = self._rows, looked.plan, self._by_item
+        features = len(plan.names)
+
+        def launches() -> list[Launch]:
+            made = []
+            for family in plan.families:
+                layout = rows.storage.families[family.family].layout
+                arguments = (
+                    rows.anchor, rows.storage.slabs, rows.index.tables, plan.tables_of, v.offsets, v.slots, v.steps,
+                    v.n, v.batch, features, family.family, layout.tail_stride,
+                )  # fmt: skip
+                constants = {
+                    "SLAB_BITS": rows.storage.slab_bits,
+                    "STATE": layout.state_floats,
+                    "STEPS": steps_of(features),
+                    "BLOCK": _BY_ITEM,
+                }
+                made.append(Launch(kernels.touch, (v.blocks, plan.copies), arguments, constants))
+            return made
+
+        self._run_by_item(looked, "touch", launches, steps=steps)
+
+    def weight_gradients(self, looked: Looked, grads: Tensor) -> Tensor:
+        """The gradient of every per-sample weight, from the rows as they are now."""
+        rows, plan, v = self._rows, looked.plan, self._by_item
+        grads = grads.contiguous()
+        out = torch.zeros(plan.copies, looked.values.numel(), dtype=torch.float32, device=rows.device)
+
+        def launches() -> list[Launch]:
+            made = []
+            for family in plan.families:
+                layout = rows.storage.families[family.family].layout
+                d = power_of_two(layout.dim)
+                arguments = (
+                    rows.anchor, rows.storage.slabs, family.parts, rows.inits, rows.scales, rows.normal, v.values,
+                    v.offsets, v.slots, v.grads, v.out, v.n, v.batch, layout.weight_stride, plan.columns,
+                )  # fmt: skip
+                constants = {
+                    "WEIGHTS": TRITON_TYPES[layout.dtype],
+                    "WEIGHT_BYTES": layout.weight_type.itemsize,
+                    "HAS_NORMAL": rows.has_normal,
+                    "SLAB_BITS": rows.storage.slab_bits,
+                    "DIM": layout.dim,
+                    "D": d,
+                    "IDS": max(1, min(16, 2048 // d)),
+                }
+                made.append(Launch(kernels.weight_gradients, (v.batch, family.count), arguments, constants))
+            return made
+
+        self._run_by_item(looked, "weight_gradients", launches, out=out, grads=grads)
+        return out.sum(0)
+
+    def _run_by_item(
+        self, looked: Looked, what: str, launches: Callable[[], list[Launch]], steps: Tensor | None = None,
+        out: Tensor | None = None, grads: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        n, unused = looked.values.numel(), looked.slots
+        looked.plan.programs.of((what, looked.kind, kind_of(steps, grads)), False, launches).run(
+            looked.slots, looked.values, looked.offsets, unused if steps is None else steps,
+            unused if out is None else out, unused if grads is None else grads, n, looked.batch, blocks(n, _BY_ITEM),
+        )  # fmt: skip
+
+    def _launches(
+        self, plan: DevicePlan, aligned: bool, moved: bool, shared: bool, scaled: bool
+    ) -> list[Launch | Fill | Send]:
+        rows, v = self._rows, self._v
+        deal = Launch(
+            kernels.deal,
+            (v.deal_blocks,),
+            (
+                v.sorted, v.order, v.tickets, plan.device_parts, v.moved, v.item_shares, v.values, v.dealt,
+                v.dealt_shares, v.dealt_keys, rows.steps, self._steps_now, plan.trained_mask, v.skip, rows.tally[2],
+                v.pieces, v.piece_slots, v.piece_tickets, v.counts, v.total, v.n, len(rows.configs),
+            ),
+            {
+                "MOVED": moved,
+                "SHARED": shared,
+                "KEYED": self._keyed,
+                "SCALED": scaled,
+                "BLOCK": _DEALT,
+            },
+        )  # fmt: skip
+        # How many rows of one item there are, how many pieces of others, and in each family how many rows of several.
+        launches: list[Launch | Fill | Send] = [Fill(v.counts, 2 + len(rows.storage.families), 0), deal]
+        for family in plan.families:
+            if family.family in self._settings.kinds:
+                launches += self._family(family.family, aligned, shared, scaled)
+        return [*launches, Send(v.ledger_copy, rows.ledger.device, v.ledger_event)]
+
+    def _family(self, family: int, aligned: bool, shared: bool, scaled: bool) -> list[Launch]:
+        rows, settings, v = self._rows, self._settings, self._v
+        layout, storage = rows.storage.families[family].layout, rows.storage
+        d, shape = power_of_two(layout.dim), self._shapes[family]
+        single = self._single_shapes[family]
+        long_count = v.counts[2 + family :]
+        reduce = {"REDUCE": settings.reductions[family]}
+        step = {"STEP": settings.kinds[family], "PLAIN": settings.plain[family], "SCALED": scaled}
+        stored = {
+            "WEIGHTS": TRITON_TYPES[layout.dtype],
+            "WEIGHT_BYTES": layout.weight_type.itemsize,
+            "SLAB_BITS": storage.slab_bits,
+            "DIM": layout.dim,
+            "D": d,
+            "STATE": layout.state_floats,
+        }
+        given = {"SHARED": shared, "ALIGNED": aligned, "ALONE": len(storage.families) == 1}
+        return [
+            Launch(
+                kernels.update_single,
+                (getattr(v, f"single_blocks{family}"),),
+                (
+                    rows.anchor, storage.slabs, storage.family_of, settings.device, rows.inits, self._steps_now,
+                    v.scores, rows.update_counts, v.dealt_shares, v.dealt_keys, v.grads, v.pieces, v.piece_slots,
+                    v.piece_tickets, v.counts, rows.ledger.single_rows, v.inverse_scale, v.skip, family,
+                    layout.weight_stride, layout.tail_stride,
+                ),
+                {**step, **reduce, **given, **stored, "ROWS": single.rows},
+                {"num_warps": single.warps},
+            ),
+            Launch(
+                kernels.update,
+                (getattr(v, f"update_blocks{family}"),),
+                (
+                    rows.anchor, storage.slabs, storage.family_of, settings.device, rows.inits, self._steps_now,
+                    v.scores, rows.update_counts, v.sorted, v.dealt, v.dealt_shares, v.dealt_keys, v.grads, v.pieces,
+                    v.piece_slots, v.piece_tickets, v.counts, v.sums, v.sum_counts, v.long_rows, long_count,
+                    v.inverse_scale, v.skip, v.total, family,
+                    layout.weight_stride, layout.tail_stride,
+                ),
+                {**step, **reduce, **given, **stored, "PIECES": shape.rows, "ITEMS": shape.items},
+                {"num_warps": shape.warps},
+            ),
+            Launch(
+                kernels.update_long,
+                (v.long_walkers,),
+                (
+                    rows.anchor, storage.slabs, settings.device, rows.inits, self._steps_now, v.scores,
+                    rows.update_counts, v.sorted, v.dealt, v.dealt_keys, v.sums, v.sum_counts, v.long_rows, long_count,
+                    v.skip, v.total, layout.weight_stride, layout.tail_stride,
+                ),
+                {**step, **reduce, **stored, "SUMS": max(1, min(32, 4096 // d))},
+                {"num_warps": 4},
+            ),
+        ]  # fmt: skip

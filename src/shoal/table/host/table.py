@@ -1,0 +1,476 @@
+"""One table in host memory: its rows by key, an optimizer's settings and what happened so far."""
+
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal import _native, optim
+from shoal.config import Table
+from shoal.errors import OutOfMemoryError
+from shoal.index import NO_SLOT, HostIndex
+from shoal.ops.birth import birth, native_init
+from shoal.records import Rows, join
+from shoal.storage import Answer, DramStorage
+from shoal.table.content import TableContent, TableStats, TierStats
+from shoal.table.host.arrivals import Arrivals, Arriving
+from shoal.table.host.residency import HostMemory
+from shoal.table.lower.tier import Below
+
+# Keys of a call that go through memory together, as a part of what it holds.
+_CHUNK_PART = 4
+
+
+class HostTable(HostMemory):
+    """Rows of one table in host memory, and below it. Its group's lock covers every method."""
+
+    def __init__(self, config: Table, seed: int, folder: str = "") -> None:
+        # What every batch counts is counted in the core, where it is cheap, and changes with the rows.
+        self.tally = _native.Tally()
+        self._promotions = 0
+        self._was_miscounted = False  # before keys came that are being counted
+        self._was_miscounted_before = False  # the same of those that get rows below
+        name = _native.name_hash(config.name)
+        stream = _native.birth_stream(seed, name)
+        self.rounding_stream = _native.rounding_stream(seed, name)
+        self.init = native_init(config.init, stream)
+        self.missing = self.init if config.missing == "init" else _native.Init(_native.InitKind.zeros)
+        self.optimizer_hyper: MutableMapping[str, Any] = {} if config.optimizer is None else config.optimizer.hyper()
+        super().__init__(config, folder)
+
+    def _hold(self, index: HostIndex, storage: DramStorage) -> None:
+        super()._hold(index, storage)
+        self._update = _native.UpdateTable(storage.rows, self.rounding_stream, self._backwards)
+        self._update_settings: tuple[Any, ...] | None = None
+
+    @property
+    def fetched(self) -> int:
+        """Positions of batches whose keys were below memory."""
+        return self.tally.fetched
+
+    @property
+    def raises(self) -> bool:
+        """Whether gradients that are not finite are an error rather than left out."""
+        return self.config.optimizer is not None and self.config.optimizer.clip.nonfinite == "raise"
+
+    # ---- rows that come
+
+    @staticmethod
+    def arrivals(keys: Tensor, bearing: int, below: Answer | None) -> tuple[Arrivals, Tensor | None]:
+        """What comes into memory of keys that are different and not in it: those below, and the births among the first
+        `bearing`. Also which of the keys these are; None is all. `below`: what is there, if the table has something."""
+        if below is None:
+            return Arrivals(keys), None
+        rows, fetched, has = below
+        comes = fetched.clone()
+        comes[:bearing] = True
+        if has < len(keys):
+            rows = rows[fetched]
+        return Arrivals(keys[comes], rows, fetched[comes]), comes
+
+    def write_arrivals(self, arrivals: Arrivals, slots: Tensor) -> None:
+        """Write the rows of keys that came at their slots."""
+        self.storage.name(slots, arrivals.keys)
+        if arrivals.given is not None:
+            self._put(slots, arrivals.given)
+            return
+        if arrivals.rows is None or arrivals.fetched is None:
+            self.write_first(arrivals.keys, slots)
+            return
+        if not arrivals.births:
+            self.storage.unpack(slots, arrivals.rows, self.clock)
+            return
+        if len(arrivals.rows):
+            self.storage.unpack(slots[arrivals.fetched], arrivals.rows, self.clock)
+        born = ~arrivals.fetched
+        self.write_first(arrivals.keys[born], slots[born])
+
+    def placing(self, keys: Tensor, rows: Tensor, number: int) -> tuple[Any, ...]:
+        """Rows that were read ahead, as the core takes them to memory; the caller keeps the tensors until it did.
+        `number`: the table's among those of the batch's missing keys."""
+        return (
+            self.index.native,
+            self.storage.native,
+            keys.data_ptr(),
+            rows.data_ptr(),
+            len(keys),
+            self.clock,
+            number,
+        )
+
+    def placed(self, came: int) -> None:
+        """Count them: so many were not there before, or memory was refused if that is negative."""
+        if came < 0:
+            raise OutOfMemoryError(f"[table {self.config.name!r}] there is no memory for rows that were read ahead.")
+        self._promotions += came
+
+    def begin_arrival(self, arrivals: Arrivals) -> None:
+        """They are about to come in."""
+        if arrivals.births and not self._is_being_filled:
+            # Ahead: whoever reads changes looks which of them have a row.
+            self.changes.add(arrivals.born)
+        self._was_miscounted, self._is_miscounted = self._is_miscounted, True
+
+    def call_arrival_off(self) -> None:
+        """None of them is in."""
+        self._is_miscounted = self._was_miscounted
+
+    def came(self, arrivals: Arrivals) -> None:
+        """Count them: they are in."""
+        births = arrivals.births
+        if arrivals.given is None:
+            self._promotions += len(arrivals.keys) - births
+        if births:
+            self._rows += births
+            if not self._is_being_filled:
+                self.counters.add("births", births)
+        self._is_miscounted = self._was_miscounted
+
+    def begin_births_below(self, keys: Tensor) -> None:
+        """These keys are about to get their first rows below memory. `end_births_below` or `call_births_below_off`
+        follows."""
+        self.changes.add(keys)  # ahead: whoever reads changes looks which of them have a row
+        self._was_miscounted_before, self._is_miscounted = self._is_miscounted, True
+
+    def end_births_below(self, births: int) -> None:
+        """Count them: they are there."""
+        self._rows += births
+        self.counters.add("births", births)
+        self._is_miscounted = self._was_miscounted_before
+
+    def call_births_below_off(self, keys: Tensor) -> None:
+        """None of them is there; where the storage fails, the rows that are are counted again."""
+        assert self.below is not None
+        self.below.erase(keys)
+        self._is_miscounted = self._was_miscounted_before
+
+    def write_first(self, keys: Tensor, slots: Tensor) -> None:
+        """Write the first rows of new keys at their slots."""
+        birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), self.clock, keys, slots)
+
+    def _with_rows(self, keys: Tensor, write: Callable[[Tensor], None]) -> None:
+        """Call `write` with the slots of distinct keys; those without a row are born, and gone again if it raises."""
+        self._written = None  # an interrupted call may have left it
+        slots = self.index.find(keys)
+        new = slots == NO_SLOT
+        if not new.any():
+            write(slots)
+            return
+        self.tick()
+        self.storage.stamp(slots[~new], self.clock)
+        absent = keys[new]
+        below = None if self.below is None else self.below.read(absent)
+        arrivals, _comes = self.arrivals(absent, len(absent), below)
+        try:
+            self._written = slots[~new]
+            with Arriving([self], [arrivals]) as (new_slots,):
+                slots[new] = new_slots
+                write(slots)
+        finally:
+            self._written = None
+
+    # ---- training, and what happened so far
+
+    def native_update(self, score: float, grad_scale: float) -> _native.UpdateTable:
+        """This table's part of the backward that comes next."""
+        optimizer = self.config.optimizer
+        assert optimizer is not None
+        settings = tuple(self.optimizer_hyper.values())
+        if settings != self._update_settings or optimizer.counts_steps:
+            self._set(self._update)
+            self._update_settings = settings
+        self._update.begin(score, self.clock, grad_scale, self.listed)
+        return self._update
+
+    def _set(self, update: _native.UpdateTable) -> None:
+        """Tell it the optimizer's settings as they are for the next backward."""
+        optimizer = self.config.optimizer
+        assert optimizer is not None
+        step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
+        update.set(
+            step.kind,
+            step.reduce,
+            float(step.lr),
+            step.settings,
+            float(step.weight_decay),
+            float(step.shrink),
+            optimizer.clip.value or 0.0,
+            optimizer.clip.norm or 0.0,
+            optimizer.max_norm or 0.0,
+        )
+
+    def update_in_memory(self, score: float, grad_scale: float, pieces: _native.Backwards) -> _native.UpdateTable:
+        """The same for a backward that comes in pieces: its last one, of the rows in memory, which counts it. `pieces`:
+        what those before left out."""
+        update = _native.UpdateTable(self.storage.rows, self.rounding_stream, self._backwards)
+        self._set(update)
+        update.count_pieces(pieces)
+        update.begin(score, self.clock, grad_scale, self.listed)
+        return update
+
+    def update_beside(
+        self, rows: _native.Rows, score: float, grad_scale: float, pieces: _native.Backwards
+    ) -> _native.UpdateTable:
+        """Those before, of rows outside of memory."""
+        pieces.step = self.step
+        update = _native.UpdateTable(rows, self.rounding_stream, pieces)
+        self._set(update)
+        update.begin(score, self.clock, grad_scale, None)
+        return update
+
+    def stats(self) -> TableStats:
+        """Rows, bytes and counts as they are now."""
+        return TableStats(
+            rows=len(self),  # first: it may have to count
+            bytes=self.bytes,
+            index_bytes=self.index.bytes,
+            storage_bytes=self.storage.bytes,
+            budget_bytes=self.budget,
+            step=self.step,
+            counters=self.counters.snapshot()
+            | {
+                "lookups": self.tally.lookups,
+                "hits": self.tally.hits + self.fetched,
+                "steps": self._backwards.applied,
+                "dropped_gradients": self._backwards.dropped,
+                "skipped_rows": self._backwards.skipped,
+            },
+            tiers=self._tier_stats(),
+        )
+
+    def _tier_stats(self) -> tuple[TierStats, ...]:
+        dirty, pinned = 0, self.pins(staged=True).count
+        if self.below is not None:
+            for entries in self.index.export():
+                dirty += int(self.storage.is_dirty(entries.slots).sum())
+        memory = TierStats(
+            name="Dram",
+            rows=len(self.index),
+            bytes=self.bytes,
+            budget_bytes=self.budget,
+            index_bytes=self.index.bytes,
+            hits=self.tally.hits,
+            misses=self.tally.lookups - self.tally.hits,
+            promotions=self._promotions,
+            demotions=self._demotions,
+            dirty=dirty,
+            pinned=pinned,
+        )
+        return (memory,) if self.below is None else (memory, self.below.stats())
+
+    # ---- rows by key
+
+    @property
+    def lowest(self) -> Below | None:
+        """What the table has below its memory, if anything."""
+        return self.below
+
+    def lost(self, keys: Tensor) -> Tensor:
+        """Of keys whose rows below could not be read, those that have no other row and still cannot be."""
+        assert self.below is not None
+        slots = self.find(keys)
+        absent = slots == NO_SLOT
+        self.storage.set_dirty(slots[~absent], True)
+        return self.below.unreadable(keys[absent])
+
+    def _absent(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of keys that are not in memory and are below: where they stand, and their rows."""
+        if self.below is None or not bool((slots == NO_SLOT).any()):
+            return None
+        at = torch.nonzero(slots == NO_SLOT)[:, 0]
+        distinct, inverse = torch.unique(keys[at], return_inverse=True)
+        rows, found, _has = self.below.read(distinct)
+        has = found[inverse]
+        return at[has], rows[inverse[has]]
+
+    def lookup(self, keys: Tensor) -> Tensor:
+        """The weights of each key; one without a row reads as what is missing does."""
+        slots = self.find(keys)
+        out = self.storage.read(slots, self.missing, keys)
+        if absent := self._absent(keys, slots):
+            out[absent[0]] = self.storage.packed.weights(absent[1])
+        return out
+
+    def weights_from(self, keys: Tensor, to_bear: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights of distinct keys, which of them are in memory, and which below. `to_bear`, in order: of those
+        without a row these read as they will be born."""
+        slots = self.find(keys)
+        out = self.storage.read(slots, self.missing, keys)
+        is_here = slots != NO_SLOT
+        is_below = torch.zeros_like(is_here)
+        if self.below is not None and not bool(is_here.all()):
+            absent = torch.nonzero(~is_here)[:, 0]
+            rows, found, has = self.below.read(keys[absent])
+            if has:
+                at = absent[found]
+                out[at] = self.storage.packed.weights(rows if has == len(rows) else rows[found])
+                is_below[at] = True
+        if to_bear is not None and self.config.missing != "init":
+            born = ~(is_here | is_below) & torch.isin(keys, to_bear)
+            out[born] = self.storage.read(slots[born], self.init, keys[born])
+        return out, is_here, is_below
+
+    def places_of(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of distinct keys are in memory, and which below."""
+        is_here = self.find(keys) != NO_SLOT
+        is_below = torch.zeros_like(is_here)
+        if self.below is not None:
+            is_below[~is_here] = self.below.contains(keys[~is_here])
+        return is_here, is_below
+
+    def state(self, keys: Tensor) -> dict[str, Tensor]:
+        """The optimizer's columns of each key; one without a row reads as one is born."""
+        slots = self.find(keys)
+        state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+        if state and (absent := self._absent(keys, slots)):
+            for column in self.config.columns:
+                state[column.name][absent[0]] = self.storage.packed.state(column, absent[1])
+        return state
+
+    def scores(self, keys: Tensor) -> Tensor:
+        """The score of each key; NaN for one without a row."""
+        slots = self.find(keys)
+        scores = self.storage.read_scores(slots)
+        if absent := self._absent(keys, slots):
+            scores[absent[0]] = self.storage.packed.scores(absent[1])
+        return scores
+
+    def assign(self, keys: Tensor, weights: Tensor) -> None:
+        """Set the weights of keys, of duplicates the last; those without a row are born."""
+        distinct, inverse = torch.unique(keys, return_inverse=True)
+        if self.below is None:
+
+            def write(slots: Tensor) -> None:
+                self.changes.add(distinct)
+                self.storage.write(slots[inverse].contiguous(), weights)
+
+            self._with_rows(distinct, write)
+            return
+        self._require_place(len(distinct) - int(self.contains(distinct).sum()))
+        last = torch.zeros(len(distinct), dtype=torch.int64, device="cpu")
+        last.scatter_reduce_(0, inverse, torch.arange(len(keys), device="cpu"), "amax", include_self=False)
+        for some in torch.arange(len(distinct), device="cpu").split(self._chunk()):
+
+            def write_some(slots: Tensor, some: Tensor = some) -> None:
+                self.changes.add(distinct[some])
+                self.storage.write(slots, weights[last[some]])
+
+            self._with_rows(distinct[some], write_some)
+
+    def _chunk(self) -> int:
+        """Keys that go through memory together."""
+        if self.below is None or self.budget is None:
+            return 1 << 62
+        return max(self.spare(self.budget // self.config.row_bytes), len(self.index), _CHUNK_PART) // _CHUNK_PART
+
+    def content(self) -> TableContent:
+        """All that the table holds now."""
+        keys = self.keys()
+        slots = self.find(keys)
+        weights = self.storage.read(slots, self.missing, keys).to(getattr(torch, self.config.dtype))
+        state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+        scores = self.storage.read_scores(slots)
+        if absent := self._absent(keys, slots):
+            at, rows = absent
+            weights[at] = self.storage.packed.weights(rows).to(weights.dtype)
+            scores[at] = self.storage.packed.scores(rows)
+            for column in self.config.columns:
+                state[column.name][at] = self.storage.packed.state(column, rows)
+        return TableContent(keys, weights, state, scores, self.step)
+
+    def fill(self, content: TableContent) -> None:
+        """Have that content. REQUIRES: the table is empty."""
+        with self.filling():
+            self.put(Rows(content.keys, content.weights, content.state, content.scores))
+            self.step = content.step
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Rows that are put meanwhile are no births and no changes. REQUIRES: whoever reads changes lost its place."""
+        self._is_being_filled = True
+        try:
+            yield
+        finally:
+            self._is_being_filled = False
+
+    # ---- rows that leave the process, and come to it
+
+    def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
+        """Whole rows of distinct keys that have one, from whichever tier; and which these are."""
+        slots = self.find(keys)
+        found = slots != NO_SLOT
+        if bool(found.all()):
+            return Rows(keys, *self.storage.export(slots)), found
+        here = Rows(keys[found], *self.storage.export(slots[found]))
+        absent = self._absent(keys, slots)
+        if absent is None:
+            return here, found
+        at, packed = absent
+        layout = self.storage.packed
+        state = {column.name: layout.state(column, packed) for column in self.config.columns}
+        below = Rows(keys[at], layout.weights(packed).to(here.weights.dtype), state, layout.scores(packed))
+        # In the order in which they were asked for.
+        order = torch.cat([torch.nonzero(found)[:, 0], at]).argsort()
+        found[at] = True
+        return join([here, below]).some(order), found
+
+    def by_bucket(self, rows_each: int) -> Iterator[Rows]:
+        """All rows, in the order of their keys' buckets, in pieces."""
+        chunks = [entries.keys for entries in self.index.export()]
+        keys = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *chunks])
+        if self.below is not None:
+            keys = torch.unique(torch.cat([keys, self.below.storage.keys()]))
+        order = torch.empty_like(keys)
+        _native.order_by_bucket(keys, self.config.buckets, order)
+        for some in order.split(rows_each):
+            yield self.rows(keys[some])[0]
+
+    def expect(self, rows: int) -> None:
+        """Make room in the index for so many rows that will come, where memory has it."""
+        if self.below is None and self._fits(rows):
+            with self.indexes.alone(), suppress(OutOfMemoryError):
+                self.index.reserve(rows)
+
+    def put(self, rows: Rows) -> None:
+        """Have whole rows of distinct keys, in place of those that they had."""
+        for begin in range(0, len(rows.keys), piece := min(self._chunk(), len(rows.keys)) or 1):
+            some = rows.some(slice(begin, begin + piece))
+            slots, found = self.index.find_and_count(some.keys)
+            if found == len(slots):
+                self._replace(slots, some)
+                continue
+            if found:  # first those: they may leave for the others
+                here = slots != NO_SLOT
+                self._replace(slots[here], some.some(here))
+                some = some.some(~here)
+            if len(some.keys):
+                self.tick()
+                below = None if self.below is None else self.below.contains(some.keys)
+                with Arriving([self], [Arrivals(some.keys, fetched=below, given=some)]):
+                    if not self._is_being_filled:
+                        self.changes.add(some.keys)
+
+    def _replace(self, slots: Tensor, rows: Rows) -> None:
+        if not self._is_being_filled:
+            self.changes.add(rows.keys)
+        self._put(slots, rows)
+
+    def _put(self, slots: Tensor, rows: Rows) -> None:
+        self.storage.put(
+            slots,
+            rows.weights.contiguous(),
+            {name: column.contiguous() for name, column in rows.state.items()},
+            rows.scores,
+            float(self.step),
+            self.clock,
+            changed=not self._is_being_filled,
+        )
+
+
+def filled(config: Table, seed: int, content: TableContent) -> HostTable:
+    """A table with that content, all of it in memory."""
+    table = HostTable(config, seed)
+    table.fill(content)
+    return table
