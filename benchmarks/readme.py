@@ -49,8 +49,8 @@ def render(suite: str, rows: Sequence[Row]) -> str:
         return NONE
     # What a line takes between the cores says which minute a number is of: see benchmarks.roof.transfer_ns.
     has_lines = any(row.transfer_ns is not None for row in shown)
-    titles = ["", "Shoal (p20 to p80)", "others (Shoal / other)", *(["a line takes"] if has_lines else [])]
-    lines = [f"| {' | '.join(titles)} |".replace("|  |", "| |"), "|---" * len(titles) + "|"]
+    titles = ["Shoal (p20 to p80)", "others (Shoal / other)", *(["a line takes"] if has_lines else [])]
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
     for case in dict.fromkeys(row.case for row in shown):
         of_case = [row for row in shown if row.case == case]
         (ours,) = (row for row in of_case if row.contender == OURS)

@@ -24,7 +24,7 @@ void what_ended_is_taken_once() {
   CHECK(list->any());
   CHECK(taken(*list) == std::vector<int64_t>({1, 2, 3}));
   CHECK(!list->any() && taken(*list).empty());
-  EndedNumbers::add(new EndedNumbers::Note{7, list});  // and nobody takes it
+  EndedNumbers::add(new EndedNumbers::Note{7, list});  // never taken: the list frees it
 }
 
 void what_could_not_be_handed_over_comes_again() {

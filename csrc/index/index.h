@@ -64,7 +64,8 @@ class Index {
   Status map_chunks(uint64_t buckets);
   Status extend(uint64_t buckets);
   uint64_t put(uint64_t at, int64_t key, uint32_t slot);
-  Status put_behind(uint64_t home, int64_t key, uint32_t slot);
+  Status put_into_new(uint64_t home, int64_t key, uint32_t slot);
+  bool place(uint64_t home, int64_t key, uint32_t slot, Status* status);
   void take_out(uint64_t home, uint64_t at, int which);
   void uncount(uint64_t home, uint64_t at);
   void empty(uint64_t from, uint64_t to);

@@ -434,7 +434,7 @@ void no_key_is_lost_where_the_heap_ends() {
   }
 }
 
-// Keys of one home, whose chain runs on behind the buckets that a growth moves first.
+// Keys of one home, whose chain runs on beyond the buckets that a growth moves first.
 void a_long_chain_is_whole_where_the_heap_ends() {
   constexpr int64_t kKeys = 448;
   bool grew = false;

@@ -51,8 +51,10 @@ struct TableParts {
   int64_t most_rows() const { return std::min(positions, int64_t{1} << shift); }
 };
 
+int64_t slot_count(const Rows& rows) { return static_cast<int64_t>(rows.slab_count) << rows.slot_bits; }
+
 int shift_for(const Rows& rows, int64_t parts) {
-  int64_t top_slot = (static_cast<int64_t>(rows.slab_count) << rows.slot_bits) - 1;
+  const int64_t top_slot = slot_count(rows) - 1;
   int shift = 0;
   while ((top_slot >> shift) >= parts) ++shift;
   return shift;
@@ -304,8 +306,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
       const int64_t number = p - table.first_part;
       const SumRoom room = workspace.sum_room(table.most_rows(), tables[t].rows->dim, seat);
       rows.count = sum_kernel().run(part, bags, {table.shift, static_cast<uint32_t>(number)}, room);
-      const Rows& of = *tables[t].rows;
-      const bool sorts = static_cast<int64_t>(of.slab_count) << of.slot_bits > kMostUnsorted;
+      const bool sorts = slot_count(*tables[t].rows) > kMostUnsorted;
       rows.rows = sorts ? sort_by_slot(room.rows, room.spare, rows.count, table.shift) : room.rows;
       rows.sums = room.sums;
       rows.first = room.first;

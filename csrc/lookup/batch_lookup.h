@@ -1,4 +1,5 @@
-// The lookup of a batch in two phases: what has rows is pooled at once, the rest once its keys have rows.
+// The lookup of a batch in two phases: outputs whose rows are all there are written at once, the others after their keys
+// got rows.
 #pragma once
 
 #include <atomic>

@@ -2,7 +2,7 @@
 
 import itertools
 
-from shoal.table.device.stamps import NOBODY, Stamps
+from shoal.table.device.stamps import NO_BATCH, Stamps
 
 
 def test_stamps_are_the_numbers_until_they_begin_anew():
@@ -32,4 +32,4 @@ def test_a_batch_that_was_numbered_and_not_known_when_stamps_began_anew_is_young
 def test_stamps_are_used_up_long_before_their_bits_are():
     stamps = Stamps()
     assert not stamps.are_used_up(2**30 - 1) and stamps.are_used_up(2**30)
-    assert NOBODY == 2**31 - 1
+    assert NO_BATCH == 2**31 - 1

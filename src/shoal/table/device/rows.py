@@ -31,7 +31,7 @@ from shoal.storage.hbm import HbmStorage, Layout
 from shoal.storage.pinned import pinned_bytes
 from shoal.table.device.cache import UpperTier
 from shoal.table.device.counts import Ledger
-from shoal.table.device.stamps import NOBODY, Stamps
+from shoal.table.device.stamps import NO_BATCH, Stamps
 
 _KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
 TRITON_TYPES = {
@@ -344,11 +344,11 @@ class DeviceRows:
     def pins_of(self, number: int) -> Pins:
         """For the batch of that number, as others are at work now."""
         stamp, held, oldest = self.stamps.of(number), self.oldest_at_work(False), self.oldest_at_work(True)
-        return Pins(number, stamp, min(oldest or stamp, stamp), held or NOBODY)
+        return Pins(number, stamp, min(oldest or stamp, stamp), held or NO_BATCH)
 
     def pins_at_work(self, pins: Pins) -> Pins:
         """The same, where batches that are only on their way do not count."""
-        held = self.oldest_at_work(False) or NOBODY
+        held = self.oldest_at_work(False) or NO_BATCH
         return Pins(pins.number, pins.stamp, min(held, pins.stamp), held)
 
     def oldest_at_work(self, coming: bool) -> int | None:

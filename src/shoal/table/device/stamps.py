@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
-NOBODY = 2**31 - 1  # a stamp that no batch has
+NO_BATCH = 2**31 - 1  # a stamp that no batch has
 # Stamps begin anew from here on, when somebody has the tables to himself next: until then there are as many again.
 _MOST = 2**30
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.table.host.group import HostGroup
 
 
-# Whoever is not the loop works on its own thread: the pool's are the loop's.
+# Staging works on its own thread alone: the pool's threads are the training loop's.
 _THREADS = 1
 
 
