@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from batches import kjt
+from support.batches import kjt
 
 import shoal
 from shoal import _native

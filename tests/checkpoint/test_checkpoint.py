@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import train_step
-from logged import FEATURES, assert_rows, batch, made, rows_of, tables, train
+from support.batches import train_step
+from support.logged import FEATURES, assert_rows, batch, made, rows_of, tables, train
 from torch import nn
 
 import shoal

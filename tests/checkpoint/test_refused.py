@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from batches import kjt, train_step
-from logged import assert_rows, made, rows_of, tables, train
+from support.batches import kjt, train_step
+from support.logged import assert_rows, made, rows_of, tables, train
 from torch import nn
 
 import shoal

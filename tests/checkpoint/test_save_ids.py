@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from forged import Forged
+from support.forged import Forged
 
 import shoal
 from shoal.errors import CheckpointError, InputError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from exchange import assert_same_table, committed
-from logged import made
+from support.exchange import assert_same_table, committed
+from support.logged import made
 from typer.testing import CliRunner
 
 import shoal
@@ -218,7 +218,7 @@ WRITER = """
     import sys
     sys.path.insert(0, sys.argv[2])
     import shoal
-    from logged import made, train
+    from support.logged import made, train
 
     bags = made()
     with shoal.ChangeLog(sys.argv[1], fsync="never", segment=200_000) as log:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_tables import Twins
+from support.batches import kjt, random_kjt
+from support.device_tables import Twins
 
 import shoal
 from shoal import Assign, Feature, Table

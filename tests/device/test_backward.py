@@ -5,8 +5,8 @@ import gc
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_tables import DEVICE, Twins, assert_alike, on_device, outputs, placed, train
+from support.batches import kjt, random_kjt
+from support.device_tables import DEVICE, Twins, assert_alike, on_device, outputs, placed, train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

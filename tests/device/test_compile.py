@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_tables import DEVICE, on_device
+from support.batches import kjt, random_kjt
+from support.device_tables import DEVICE, on_device
 
 import shoal
 from shoal import Table

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from batches import kjt
-from device_tables import Twins
+from support.batches import kjt
+from support.device_tables import Twins
 
 import shoal
 from shoal.optim import counts_of

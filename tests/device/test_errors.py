@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_tables import DEVICE, Twins, here, in_hbm, on_device, placed, train
+from support.batches import kjt, random_kjt
+from support.device_tables import DEVICE, Twins, here, in_hbm, on_device, placed, train
 
 import shoal
 from shoal import Clip, Table

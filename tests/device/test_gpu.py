@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from device_tables import Twins
+from support.device_tables import Twins
 
 import shoal
 from shoal import Table

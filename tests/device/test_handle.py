@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_tables import DEVICE, Twins, assert_alike, assert_close, here, on_device, train
+from support.batches import kjt, random_kjt
+from support.device_tables import DEVICE, Twins, assert_alike, assert_close, here, on_device, train
 
 import shoal
 from shoal import Table

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from device_tables import DEVICE, here, in_hbm
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.device_tables import DEVICE, here, in_hbm
 
 from shoal import Table
 from shoal.index.device import ENTRIES

@@ -4,9 +4,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from device_tables import DEVICE
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.device_tables import DEVICE
 
 from shoal.index.device import steps_of
 from shoal.ops.apply.triton import stochastic_bf16, stochastic_f16

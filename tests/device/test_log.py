@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from device_pairs import slow
-from device_tables import DEVICE
-from tiered import below, skewed_kjt
+from support.device_pairs import slow
+from support.device_tables import DEVICE
+from support.tiered import below, skewed_kjt
 
 import shoal
 

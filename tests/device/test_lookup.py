@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_tables import DEVICE, Twins, here, on_device, placed
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.batches import kjt, random_kjt
+from support.device_tables import DEVICE, Twins, here, on_device, placed
 
 import shoal
 from shoal import Table

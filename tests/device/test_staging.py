@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_pairs import adam, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
-from device_storages import FORMS, ON_ONE_FORM, Below, assert_sound
-from device_tables import DEVICE, backward, in_hbm, outputs, placed
+from support.batches import kjt, random_kjt
+from support.device_pairs import adam, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from support.device_storages import FORMS, ON_ONE_FORM, Below, assert_sound
+from support.device_tables import DEVICE, backward, in_hbm, outputs, placed
 
 import shoal
 from shoal import Dram, Hbm

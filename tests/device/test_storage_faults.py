@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_pairs import adam, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
-from device_storages import ON_ONE_FORM, Below, assert_sound
-from device_tables import DEVICE, here, placed
+from support.batches import kjt, random_kjt
+from support.device_pairs import adam, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from support.device_storages import ON_ONE_FORM, Below, assert_sound
+from support.device_tables import DEVICE, here, placed
 
 import shoal
 from shoal import Feature, Hbm, Ssd, Table, _native

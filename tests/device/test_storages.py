@@ -5,12 +5,12 @@ import re
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_pairs import EXTREME, adam, do_anything, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
-from device_storages import FORMS, ON_ALL_FORMS, ON_ONE_FORM, Below, assert_sound
-from device_tables import DEVICE, backward, in_hbm, placed
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.batches import kjt, random_kjt
+from support.device_pairs import EXTREME, adam, do_anything, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from support.device_storages import FORMS, ON_ALL_FORMS, ON_ONE_FORM, Below, assert_sound
+from support.device_tables import DEVICE, backward, in_hbm, placed
 
 import shoal
 from shoal import Dram, Feature, Hbm, Ssd, Table

@@ -5,12 +5,22 @@ import itertools
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_pairs import EXTREME, adam, assert_copies_sound, below_of, do_anything, same, slow, small_slabs, with_tiers  # noqa: F401
-from device_pairs import Pair as BasePair
-from device_tables import DEVICE, in_hbm, train
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.batches import kjt, random_kjt
+from support.device_pairs import (  # noqa: F401
+    EXTREME,
+    adam,
+    assert_copies_sound,
+    below_of,
+    do_anything,
+    same,
+    slow,
+    small_slabs,
+    with_tiers,
+)
+from support.device_pairs import Pair as BasePair
+from support.device_tables import DEVICE, in_hbm, train
 
 import shoal
 from shoal import Dram, Feature, Hbm, Table

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from device_tables import DEVICE, Twins, assert_alike, on_device, train
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.batches import kjt, random_kjt
+from support.device_tables import DEVICE, Twins, assert_alike, on_device, train
 
 import shoal
 from shoal import Clip, Feature, Table

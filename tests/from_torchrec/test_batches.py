@@ -4,12 +4,12 @@ import os
 
 import pytest
 import torch
-from batches import kjt, random_kjt
+from support.batches import kjt, random_kjt
 
 import shoal
 from shoal.errors import InputError
 
-from theirs import BATCH, bag_config, theirs, torchrec  # isort: skip (it skips this file)
+from support.theirs import BATCH, bag_config, theirs, torchrec  # isort: skip (it skips this file)
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.dist_data import _get_recat

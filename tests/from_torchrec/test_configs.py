@@ -5,13 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 from torch.nn import init
 
 import shoal
 from shoal.errors import ConfigError, InputError, WeightsWarning
 
-from theirs import BATCH, bag_config, row_config, theirs, torchrec  # isort: skip (it skips this file without TorchRec)
+from support.theirs import BATCH, bag_config, row_config, theirs, torchrec  # isort: skip (it skips this file without TorchRec)
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig, PoolingType
 
 CPU = torch.device("cpu")

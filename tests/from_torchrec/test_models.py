@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 import torch
-from batches import kjt
+from support.batches import kjt
 
 import shoal
 from shoal.errors import InputError
 
-from theirs import BATCH, bag_config, row_config, their_bags, theirs, torchrec  # isort: skip (it skips this file)
+from support.theirs import BATCH, bag_config, row_config, their_bags, theirs, torchrec  # isort: skip (it skips this file)
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from torchrec.models.deepfm import SimpleDeepFMNN

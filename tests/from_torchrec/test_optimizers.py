@@ -4,14 +4,14 @@ import warnings
 
 import pytest
 import torch
-from batches import train_step
+from support.batches import train_step
 
 import shoal
 from shoal.errors import CheckpointError, ConfigError, OptimizerWarning, StateWarning
 from shoal.interop import dcp
 from shoal.interop.torchrec import apply_optimizer_in_backward, load_optimizer_state, optimizer_of, table_of
 
-from theirs import BATCH, bag_config, their_bags, theirs  # isort: skip (it skips this file without TorchRec)
+from support.theirs import BATCH, bag_config, their_bags, theirs  # isort: skip (it skips this file without TorchRec)
 import torchrec.optim as optim
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-import theirs  # noqa: F401  (it skips this file without TorchRec)
+import support.theirs  # noqa: F401  (it skips this file without TorchRec)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "from-torchrec.md"
 

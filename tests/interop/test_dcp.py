@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
-from batches import assert_same_rows, assert_unchanged, kjt, memory, random_kjt, train_step
+from support.batches import assert_same_rows, assert_unchanged, kjt, memory, random_kjt, train_step
 from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata
 from torch.distributed.checkpoint.state_dict import (

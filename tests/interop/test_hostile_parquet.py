@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from limits import little_memory
-from sweeps import examples
+from support.limits import little_memory
+from support.sweeps import examples
 
 import shoal
 from shoal.errors import InputError, OutOfMemoryError, ShoalError, StorageError

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from exchange import assert_same_table, committed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logged import assert_rows, made, rows_of, train
-from sweeps import examples
+from support.exchange import assert_same_table, committed
+from support.logged import assert_rows, made, rows_of, train
+from support.sweeps import examples
 
 import shoal
 from shoal import _native

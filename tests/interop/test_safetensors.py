@@ -6,11 +6,11 @@ import struct
 
 import pytest
 import torch
-from exchange import assert_same_table, committed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logged import made
-from sweeps import examples
+from support.exchange import assert_same_table, committed
+from support.logged import made
+from support.sweeps import examples
 
 import shoal
 from shoal import _native

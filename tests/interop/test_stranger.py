@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 import torch
-from limits import little_memory
-from shapes import SHAPES, Outside
+from support.limits import little_memory
+from support.shapes import SHAPES, Outside
 
 import shoal
 from shoal.errors import CheckpointError, ShoalError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 from torch import nn
 
 import shoal

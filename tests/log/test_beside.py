@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from logged import made, train
+from support.logged import made, train
 
 import shoal
 from shoal import _native

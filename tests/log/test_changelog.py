@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import kjt, train_step
-from logged import assert_rows, batch, made, recovered, rows_of, train
+from support.batches import kjt, train_step
+from support.logged import assert_rows, batch, made, recovered, rows_of, train
 
 import shoal
 from shoal.errors import BackwardError, CapacityError, CheckpointError, InputError, StorageError

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 
 
 def crash(folder, kind, rounds, seed):
     done = subprocess.run(
-        [sys.executable, str(HERE / "crashing.py"), str(folder), kind, str(rounds), str(seed)],
+        [sys.executable, "-m", "support.crashing", str(folder), kind, str(rounds), str(seed)],
         env={
-            "PYTHONPATH": f"{HERE.parent}:{':'.join(sys.path)}",
+            "PYTHONPATH": f"{TESTS}:{':'.join(sys.path)}",
             "PATH": "/usr/bin:/bin",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",

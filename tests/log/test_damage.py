@@ -10,12 +10,12 @@ from threading import Event, Thread
 
 import pytest
 import torch
-from forged import Forged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from limits import IS_SANITIZED, little_memory
-from logged import assert_rows, made, rows_of, train
-from sweeps import examples
+from support.forged import Forged
+from support.limits import IS_SANITIZED, little_memory
+from support.logged import assert_rows, made, rows_of, train
+from support.sweeps import examples
 
 import shoal
 from shoal import _native

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from counting import counted, failing
-from logged import assert_rows, made, recovered, rows_of, train
+from support.counting import counted, failing
+from support.logged import assert_rows, made, recovered, rows_of, train
 
 import shoal
 from shoal import _native

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from batches import train_step
-from logged import FEATURES, assert_rows, made
-from tiered import skewed_kjt
+from support.batches import train_step
+from support.logged import FEATURES, assert_rows, made
+from support.tiered import skewed_kjt
 
 import shoal
 from shoal.records import tensors

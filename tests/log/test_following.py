@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from batches import kjt, train_step
-from logged import assert_rows, made, recovered, rows_of, train
-from tiered import below
+from support.batches import kjt, train_step
+from support.logged import assert_rows, made, recovered, rows_of, train
+from support.tiered import below
 
 import shoal
 from shoal.errors import CapacityError

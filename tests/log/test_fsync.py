@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from counting import counted
+from support.counting import counted
 
 import shoal
 from shoal import _native

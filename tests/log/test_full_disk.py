@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from counting import failing
-from logged import assert_rows, rows_of
+from support.counting import failing
+from support.logged import assert_rows, rows_of
 
 import shoal
 from shoal import _native

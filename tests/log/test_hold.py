@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from logged import assert_rows, made, rows_of, train
+from support.logged import assert_rows, made, rows_of, train
 
 import shoal
 from shoal import _native

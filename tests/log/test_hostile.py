@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from forged import Forged
-from hostile import DAMAGED_SNAPSHOTS, FLAWS, MUST_BE_REFUSED, collection, write
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from limits import bytes_read, little_memory
-from sweeps import examples
+from support.forged import Forged
+from support.hostile import DAMAGED_SNAPSHOTS, FLAWS, MUST_BE_REFUSED, collection, write
+from support.limits import bytes_read, little_memory
+from support.sweeps import examples
 
 import shoal
 from shoal.errors import OutOfMemoryError, ShoalError, ShoalWarning, StorageError

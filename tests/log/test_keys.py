@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from batches import kjt
-from forged import Forged
-from hostile import key_twice_in_a_snapshot
 from hypothesis import find
+from support.batches import kjt
+from support.forged import Forged
+from support.hostile import key_twice_in_a_snapshot
 
 import shoal
 from shoal.errors import NonFiniteWarning, StorageError

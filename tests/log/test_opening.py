@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from logged import assert_rows, made, recovered, rows_of, train
+from support.logged import assert_rows, made, recovered, rows_of, train
 
 import shoal
 from shoal.errors import CheckpointError, ConfigError, InputError, NotFoundError, StorageError

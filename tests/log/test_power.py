@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from logged import assert_rows, made, recovered, rows_of, train
+from support.logged import assert_rows, made, recovered, rows_of, train
 
 import shoal
 from shoal import _native

@@ -5,7 +5,7 @@ import threading
 import pyarrow.parquet as pq
 import pytest
 import torch
-from logged import made, train
+from support.logged import made, train
 
 import shoal
 from shoal.errors import NotFoundError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from exchange import assert_same_table
-from logged import assert_rows, made, recovered, rows_of, train
+from support.exchange import assert_same_table
+from support.logged import assert_rows, made, recovered, rows_of, train
 from typer.testing import CliRunner
 
 import shoal

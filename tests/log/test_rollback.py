@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from logged import assert_rows, made, recovered, rows_of, train
+from support.logged import assert_rows, made, recovered, rows_of, train
 from torch import nn
 
 import shoal

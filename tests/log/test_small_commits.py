@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from forged import Forged, content_of, payload_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logged import assert_rows, made, recovered, rows_of, train
-from sweeps import examples
+from support.forged import Forged, content_of, payload_of
+from support.logged import assert_rows, made, recovered, rows_of, train
+from support.sweeps import examples
 
 import shoal
 from shoal.errors import CheckpointError, ConfigError, StorageError

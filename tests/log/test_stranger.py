@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from forged import Forged
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from limits import little_memory
-from shapes import GIANT, SHAPES, Outside
-from sweeps import examples
+from support.forged import Forged
+from support.limits import little_memory
+from support.shapes import GIANT, SHAPES, Outside
+from support.sweeps import examples
 from typer.testing import CliRunner
 
 import shoal

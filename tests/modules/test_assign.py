@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from batches import assert_same_rows, kjt
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Oracle
-from sweeps import examples
-from tiered import SMALL, below, collection, outputs, skewed_kjt
+from support.batches import assert_same_rows, kjt
+from support.oracle import Oracle
+from support.sweeps import examples
+from support.tiered import SMALL, below, collection, outputs, skewed_kjt
 
 import shoal
 from shoal import Assign, Feature, Table

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from batches import assert_same_rows, assert_unchanged, kjt, memory, random_kjt, train_step
+from support.batches import assert_same_rows, assert_unchanged, kjt, memory, random_kjt, train_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

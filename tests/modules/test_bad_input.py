@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from batches import assert_unchanged, kjt, memory, random_kjt, train_step
+from support.batches import assert_unchanged, kjt, memory, random_kjt, train_step
 
 import shoal
 from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 
 import shoal
 from shoal.errors import CapacityError, OutOfMemoryError

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from batches import assert_same_rows, kjt, random_kjt
+from support.batches import assert_same_rows, kjt, random_kjt
 from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch.utils.checkpoint import checkpoint

@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from batches import assert_same_rows, kjt, random_kjt, train_step
+from support.batches import assert_same_rows, kjt, random_kjt, train_step
 from torch import nn
 
 import shoal

@@ -6,7 +6,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from batches import random_kjt
+from support.batches import random_kjt
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 import torch
-from batches import random_kjt, train_step
+from support.batches import random_kjt, train_step
 from torch import nn
 from torch.export import Dim
 

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 from torch.utils.data import DataLoader, Dataset
 
 import shoal

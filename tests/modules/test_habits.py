@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 from torch.utils.checkpoint import checkpoint
 
 import shoal

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from batches import assert_unchanged, kjt, memory, random_kjt, train_step
+from support.batches import assert_unchanged, kjt, memory, random_kjt, train_step
 
 import shoal
 from shoal import Feature, Table

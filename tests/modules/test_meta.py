@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 from torch import nn
 
 import shoal

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from batches import assert_unchanged, kjt, memory, train_step
+from support.batches import assert_unchanged, kjt, memory, train_step
 
 import shoal
 from shoal.errors import NonFiniteError, OptimizerWarning

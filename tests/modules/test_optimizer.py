@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 from torch.optim import lr_scheduler
 
 import shoal

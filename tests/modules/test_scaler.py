@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from batches import assert_same_rows, kjt, random_kjt
+from support.batches import assert_same_rows, kjt, random_kjt
 from torch import nn
 
 import shoal

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from batches import kjt, train_step
+from support.batches import kjt, train_step
 
 import shoal
 

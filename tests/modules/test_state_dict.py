@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from batches import assert_same_rows, assert_unchanged, kjt, memory, random_kjt, train_step
+from support.batches import assert_same_rows, assert_unchanged, kjt, memory, random_kjt, train_step
 from torch import nn
 
 import shoal

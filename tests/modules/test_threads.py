@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from batches import kjt, random_kjt
-from tiered import SMALL, below, outputs
-from tiered import collection as tiered
+from support.batches import kjt, random_kjt
+from support.tiered import SMALL, below, outputs
+from support.tiered import collection as tiered
 
 import shoal
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from batches import kjt
+from support.batches import kjt
 from torch import nn
 
 import shoal

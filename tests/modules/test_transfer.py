@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from batches import kjt
+from support.batches import kjt
 
 import shoal
 from shoal.errors import InputError

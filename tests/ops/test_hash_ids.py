@@ -5,9 +5,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from batches import kjt
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches import kjt
 
 import shoal
 from shoal.errors import InputError

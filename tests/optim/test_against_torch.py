@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from batches import kjt
+from support.batches import kjt
 from torch import optim
 
 import shoal

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from batches import kjt
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import kjt
 
 import shoal
 from shoal.interop import dcp

@@ -7,11 +7,11 @@ import time
 
 import pytest
 import torch
-from batches import assert_same_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweeps import examples
-from tiered import assert_equal_outputs, below, collection, outputs, skewed_kjt
+from support.batches import assert_same_rows
+from support.sweeps import examples
+from support.tiered import assert_equal_outputs, below, collection, outputs, skewed_kjt
 
 import shoal
 from shoal.storage import MemoryStorage

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from batches import assert_same_rows, kjt
-from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
+from support.batches import assert_same_rows, kjt
+from support.tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
 
 import shoal
 from shoal import _native

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_rows import LAYOUT, assert_same, layouts, rows_of
+from support.made_rows import LAYOUT, assert_same, layouts, rows_of
 
 from shoal import _native
 from shoal.errors import InputError, StorageError

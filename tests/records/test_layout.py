@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from made_rows import LAYOUT, layouts
+from support.made_rows import LAYOUT, layouts
 
 import shoal
 from shoal.errors import ConfigError, StorageError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_rows import bits_of
+from support.made_rows import bits_of
 
 from shoal.errors import StateDictError, StorageError
 from shoal.records import nested, strict_json, tensors

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_rows import LAYOUT, assert_same, bits_of, layouts, rows_of
+from support.made_rows import LAYOUT, assert_same, bits_of, layouts, rows_of
 
 from shoal.errors import InputError, StorageError
 from shoal.records import Layout, Rows, StateColumn

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_rows import bits_of
+from support.made_rows import bits_of
 
 from shoal.errors import InputError, StorageError
 from shoal.records import tensors

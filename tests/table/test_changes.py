@@ -5,7 +5,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sweeps import examples
+from support.sweeps import examples
 
 from shoal.table import changes
 from shoal.table.changes import BEGINNING, Changes

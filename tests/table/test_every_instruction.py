@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from batches import random_kjt
-from interrupted_calls import FEATURES, SOME, TABLES, Case, batch_of, gradients, made, sweep, train
-from tiered import outputs
+from support.batches import random_kjt
+from support.interrupted_calls import FEATURES, SOME, TABLES, Case, batch_of, gradients, made, sweep, train
+from support.tiered import outputs
 
 import shoal
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 import torch
-from batches import assert_same_rows
-from tiered import assert_equal_outputs, below, collection, skewed_kjt
+from support.batches import assert_same_rows
+from support.tiered import assert_equal_outputs, below, collection, skewed_kjt
 
 import shoal
 from shoal.table.host.arrivals import Arriving

@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 import torch
-from batches import assert_same_rows, kjt, memory, train_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweeps import examples
-from tiered import assert_equal_outputs, below, collection, outputs
+from support.batches import assert_same_rows, kjt, memory, train_step
+from support.sweeps import examples
+from support.tiered import assert_equal_outputs, below, collection, outputs
 
 import shoal
 from shoal import _native

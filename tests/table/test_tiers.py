@@ -11,11 +11,11 @@ from contextlib import suppress
 
 import pytest
 import torch
-from batches import assert_same_rows, kjt, train_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweeps import examples
-from tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
+from support.batches import assert_same_rows, kjt, train_step
+from support.sweeps import examples
+from support.tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
 
 import shoal
 from shoal import _native

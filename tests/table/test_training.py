@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Oracle
-from sweeps import examples
+from support.oracle import Oracle
+from support.sweeps import examples
 
 import shoal
 from shoal.modules import KeyedJaggedTensor

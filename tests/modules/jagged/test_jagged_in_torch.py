@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from jagged_lists import FOUR, VALUES, keyed, lists
+from support.jagged_lists import FOUR, VALUES, keyed, lists
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.export import Dim

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_lists import FOUR, INDEX_DTYPES, VALUES, bags_of_ids, flat, jagged, lists
+from support.jagged_lists import FOUR, INDEX_DTYPES, VALUES, bags_of_ids, flat, jagged, lists
 
 from shoal.errors import DeviceError, InputError
 from shoal.modules.jagged import JaggedTensor, KeyedJaggedTensor

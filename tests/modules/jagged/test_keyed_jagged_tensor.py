@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from batches import random_kjt
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_lists import FOUR, INDEX_DTYPES, VALUES, batches, flat, jagged, keyed, lists
+from support.batches import random_kjt
+from support.jagged_lists import FOUR, INDEX_DTYPES, VALUES, batches, flat, jagged, keyed, lists
 
 from shoal.errors import InputError, NotFoundError
 from shoal.modules.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor

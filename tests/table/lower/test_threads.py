@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from interrupting import instructions_of, interrupted
+from support.interrupting import instructions_of, interrupted
 
 from shoal.table.lower.threads import Readers
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from batches import kjt
-from device_tables import DEVICE, backward, here, outputs, placed
 from hypothesis import strategies as st
 
 import shoal
 from shoal.table.device.group import DeviceGroup
+from support.batches import kjt
+from support.device_tables import DEVICE, backward, here, outputs, placed
 
 EXTREME = [0, -1, 2**63 - 1, -(2**63)]
 

@@ -1,10 +1,10 @@
 """Collections that are committed to logs, for tests."""
 
 import torch
-from batches import train_step
-from tiered import SMALL, below, skewed_kjt
 
 import shoal
+from support.batches import train_step
+from support.tiered import SMALL, below, skewed_kjt
 
 FEATURES = ("a", "b", "c")
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from device_pairs import Pair, assert_copies_sound, with_tiers
-from device_tables import DEVICE, in_hbm
 
 import shoal
 from shoal import Dram, Hbm
 from shoal.storage import MemoryStorage
 from shoal.storage.hbm import UNSAVED_FLAG
+from support.device_pairs import Pair, assert_copies_sound, with_tiers
+from support.device_tables import DEVICE, in_hbm
 
 FORMS = {
     "hbm": lambda size, below: [Hbm(size), below],

@@ -5,7 +5,8 @@ import warnings
 
 import pytest
 import torch
-from batches import kjt
+
+from support.batches import kjt
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # FBGEMM's and tensordict's, on import

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from batches import random_kjt
-from interrupting import instructions_of, interrupted, no_thread_is_left
-from tiered import below, outputs
 
 import shoal
 from shoal.errors import BackwardError
+from support.batches import random_kjt
+from support.interrupting import instructions_of, interrupted, no_thread_is_left
+from support.tiered import below, outputs
 
 FEATURES = ("x", "y", "z")
 TABLES = [

@@ -1,7 +1,7 @@
 """Writers that are killed, or whose power fails, at random moments, and what their logs hold afterwards; and who
 compacts beside a writer, and is killed.
 
-python crashing.py FOLDER kill|power|compactor ROUNDS SEED
+python -m support.crashing FOLDER kill|power|compactor ROUNDS SEED
 
 Each round forks a writer, kills it with SIGKILL after a while, and forks a reader that opens the log and compares it
 with what the writer had said and with the training that it knows by heart. Forks, since a new interpreter for each
@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from logged import assert_rows, made, rows_of, train
 
 import shoal
 import shoal.log  # once, for all children
@@ -30,6 +29,7 @@ from shoal.cli.app import app
 from shoal.errors import StorageError
 from shoal.log.files import Files
 from shoal.log.verify import verify
+from support.logged import assert_rows, made, rows_of, train
 
 KEYS = 60
 

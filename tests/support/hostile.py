@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import pyarrow as pa
 import torch
-from forged import Forged
 from hypothesis import strategies as st
 
 import shoal
@@ -28,6 +27,7 @@ from shoal.records.frames import (
     encode_puts,
 )
 from shoal.records.stream import StreamEncoder
+from support.forged import Forged
 
 LARGE = 1 << 40
 

@@ -1,9 +1,9 @@
 """Logs to export and tables to import into, for tests of interop and of the commands."""
 
 import torch
-from logged import made, train
 
 import shoal
+from support.logged import made, train
 
 
 def committed(path):
