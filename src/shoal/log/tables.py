@@ -4,14 +4,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.config.trained import trained_otherwise
 from shoal.errors import CheckpointError, ConfigError, DeviceError, InputError, StorageError
 from shoal.log.commit import MOST_STEPS, TableCommit
 from shoal.records import Layout, layout_of
-from shoal.table import Group, GroupTable, collections_in
+from shoal.table import Group, collections_in
 from shoal.table.changes import Mark
+from shoal.table.protocols import Bounded, Exportable, Fillable, Keyed, Tracked, Trained
+
+
+class Loggable(Trained, Keyed, Exportable, Fillable, Bounded, Tracked, Protocol):
+    """What logs and checkpoints need of a table."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class LoggedTable:
     number: int
 
     @property
-    def table(self) -> GroupTable:
+    def table(self) -> Loggable:
         """The table itself."""
         return self.group.tables[self.number]
 
@@ -74,7 +79,7 @@ class LoggedTable:
     def follow(self, log: str, commit: Mark) -> None:
         """Be read for a log whose newest commit that is. Sooner is cheaper: of rows that come later, all is known."""
         self.table.changes.follow(log, commit)
-        self.table.follow_readers()
+        self.table.follow_cursors()
 
     def equals(self, log: str, commit: Mark) -> None:
         """It was loaded from that commit of a log: what changes from now on is news there."""

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from shoal.errors import ShoalError
-from shoal.table.lower.tier import Below
+from shoal.table.protocols import Tiered
 from shoal.table.refused import is_refused_memory
-
-
-class _Table(Protocol):
-    @property
-    def lowest(self) -> Below | None: ...
 
 
 class Decided:
@@ -24,7 +19,7 @@ class Decided:
     An error of the change itself ends it, as it does without interrupts.
     """
 
-    def __init__(self, tables: Sequence[_Table]) -> None:
+    def __init__(self, tables: Sequence[Tiered]) -> None:
         self._tables = tables
         self._work: partial[None] | None = None
 

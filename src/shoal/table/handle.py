@@ -1,6 +1,7 @@
 """The user's view of one table."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +11,11 @@ from shoal.ops.hash_ids import hint_for
 from shoal.optim import numbers_of
 from shoal.table.content import TableStats
 from shoal.table.group import Group
-from shoal.table.protocols import GroupTable
+from shoal.table.protocols import Keyed, Measured, Readable, Tiered, Trained
+
+
+class _Shown(Trained, Keyed, Readable, Tiered, Measured, Protocol):
+    """What a handle shows of its table. Its changes go through the group, which knows of leases and interrupts."""
 
 
 class TableHandle:
@@ -29,7 +34,7 @@ class TableHandle:
         return self._group, self._number
 
     @property
-    def _table(self) -> GroupTable:
+    def _table(self) -> _Shown:
         return self._group.tables[self._number]
 
     @property

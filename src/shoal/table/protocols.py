@@ -1,4 +1,4 @@
-"""What a group needs of its tables, and of those above it."""
+"""What each user of a table needs of it, and what a group needs of the layers above."""
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager
@@ -30,23 +30,20 @@ class LossScale(Protocol):
         """Hear that a backward was skipped."""
 
 
-class GroupTable(Protocol):
-    """One table, wherever its rows are. Its group's lock covers every method."""
+# A table, wherever its rows are, has all of the protocols below. Its group's lock covers every method. Who uses a table
+# asks for those that it needs: GroupTable is all of them.
+
+
+class Trained(Protocol):
+    """A table's settings and its optimizer's, and how many backwards were applied to it."""
 
     config: Table
     optimizer_hyper: MutableMapping[str, Any]
-    changes: Changes
     step: int
 
-    @property
-    def has_limbo(self) -> bool:
-        """Whether slots of erased rows wait for leases to end."""
 
-    def leases_ended(self, oldest_lease: int | None) -> None:
-        """Free the slots of erased rows that no live lease can hold."""
-
-    def clear(self) -> None:
-        """Forget every row."""
+class Keyed(Protocol):
+    """Which keys have a row."""
 
     def __len__(self) -> int: ...
 
@@ -56,14 +53,22 @@ class GroupTable(Protocol):
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row."""
 
+
+class Readable(Protocol):
+    """What rows hold, by key."""
+
     def lookup(self, keys: Tensor) -> Tensor:
-        """The weights of each key; one without a row reads as what is missing does."""
+        """The weights of each key; a key without a row reads as `Table(missing=)` says."""
 
     def state(self, keys: Tensor) -> dict[str, Tensor]:
-        """The optimizer's columns of each key; one without a row reads as one is born."""
+        """The optimizer's columns of each key; a key without a row reads as one is born."""
 
     def scores(self, keys: Tensor) -> Tensor:
         """The score of each key; NaN for one without a row."""
+
+
+class Editable(Protocol):
+    """Rows that a user sets and removes."""
 
     def assign(self, keys: Tensor, weights: Tensor) -> None:
         """Set the weights of keys, of duplicates the last; those without a row are born."""
@@ -71,34 +76,41 @@ class GroupTable(Protocol):
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
 
-    @property
-    def lowest(self) -> Below | None:
-        """What the table has below its memory, if anything."""
 
-    def lost(self, keys: Tensor) -> Tensor:
-        """Of distinct keys of the host, whose rows below could not be read, those that have no other row and still
-        cannot be; in ascending order. Rows of the others are written anew when they leave memory."""
-
-    def compact(self, work: int) -> None:
-        """Between leases, give memory of erased rows back."""
+class Exportable(Protocol):
+    """Whole rows that leave the process."""
 
     def content(self) -> TableContent:
         """All that the table holds now."""
 
-    def filling(self) -> AbstractContextManager[None]:
-        """Rows that are put meanwhile are no births and no changes. REQUIRES: whoever reads changes lost its place."""
-
-    def follow_readers(self) -> None:
-        """List changes, if anybody reads them."""
-
-    def seal(self) -> None:
-        """Tell the readers of changes what changed up to now."""
-
     def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
-        """Whole rows, on the host, of distinct keys of the host that have one; and which these are."""
+        """Whole rows, on the host, of distinct keys of the host that have one; and a mask of these keys."""
 
     def by_bucket(self, rows_each: int) -> Iterator[Rows]:
         """All rows, in the order of their keys' buckets, in pieces on the host."""
+
+
+class Fillable(Protocol):
+    """Whole rows that come from outside the process. They are loaded, not born: no counter of births counts them."""
+
+    def clear(self) -> None:
+        """Forget every row."""
+
+    def fill(self, content: TableContent) -> None:
+        """Set rows and step to that content. REQUIRES: the table is empty."""
+
+    def put(self, rows: Rows) -> None:
+        """Write whole rows of distinct keys, in place of those that they had."""
+
+    def expect(self, rows: int) -> None:
+        """Make room for so many rows that will come, where that saves work."""
+
+    def filling(self) -> AbstractContextManager[None]:
+        """Rows that are put meanwhile are not listed as changes. REQUIRES: every cursor has lost its place."""
+
+
+class Bounded(Protocol):
+    """How many rows there can be."""
 
     def require_room(self, rows: int) -> None:
         """Raise CapacityError where so many rows are more than the table can have."""
@@ -106,17 +118,56 @@ class GroupTable(Protocol):
     def require_more(self, rows: int) -> None:
         """Raise CapacityError where the table cannot have so many rows more."""
 
-    def expect(self, rows: int) -> None:
-        """Make room for so many rows that will come, where that saves work."""
 
-    def put(self, rows: Rows) -> None:
-        """Have whole rows of distinct keys, in place of those that they had."""
+class Tracked(Protocol):
+    """Which rows changed, for cursors."""
 
-    def fill(self, content: TableContent) -> None:
-        """Have that content. REQUIRES: the table is empty."""
+    changes: Changes
+
+    def follow_cursors(self) -> None:
+        """List changes from now on if a cursor is open, and stop that if none is."""
+
+    def seal(self) -> None:
+        """Tell the cursors what changed up to now."""
+
+
+class Leased(Protocol):
+    """Slots that leases hold."""
+
+    @property
+    def has_limbo(self) -> bool:
+        """Whether slots of erased rows wait for leases to end."""
+
+    def leases_ended(self, oldest_lease: int | None) -> None:
+        """Free the slots of erased rows that no live lease can hold."""
+
+    def compact(self, work: int) -> None:
+        """Give memory of erased rows back. Call while no lease is live."""
+
+
+class Tiered(Protocol):
+    """What a table has below its memory."""
+
+    @property
+    def lowest(self) -> Below | None:
+        """The table's lower tier; None where all of its rows are in memory."""
+
+    def lost(self, keys: Tensor) -> Tensor:
+        """Of distinct keys of the host, whose rows below could not be read, those that have no other row and still
+        cannot be read; in ascending order. Rows of the others are written anew when they leave memory."""
+
+
+class Measured(Protocol):
+    """What a table counts."""
 
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""
+
+
+class GroupTable(
+    Trained, Keyed, Readable, Editable, Exportable, Fillable, Bounded, Tracked, Leased, Tiered, Measured, Protocol
+):
+    """One table of a group."""
 
 
 class Habits(Protocol):

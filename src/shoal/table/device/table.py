@@ -244,7 +244,7 @@ class DeviceTable:
         """Rows that are put meanwhile are no changes. REQUIRES: whoever reads changes lost its place."""
         return nullcontext()  # it does not hear of them
 
-    def follow_readers(self) -> None:
+    def follow_cursors(self) -> None:
         """Nothing: flags are kept whether anybody reads them or not."""
 
     def seal(self) -> None:

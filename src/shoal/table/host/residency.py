@@ -462,7 +462,7 @@ class HostMemory:
 
     # ---- readers of changes
 
-    def follow_readers(self) -> None:
+    def follow_cursors(self) -> None:
         """List changes, if anybody reads them."""
         if self.changes.are_read == self._is_tracking:
             return
@@ -478,12 +478,12 @@ class HostMemory:
     def listed(self) -> _native.ChangedRows | None:
         """Where rows that change are listed, if anybody reads them."""
         if self.changes.are_read != self._is_tracking:
-            self.follow_readers()
+            self.follow_cursors()
         return self.changes.listed if self._is_tracking else None
 
     def seal(self) -> None:
         """Tell the readers of changes what changed up to now."""
-        self.follow_readers()
+        self.follow_cursors()
         try:
             if self._is_tracking and self.changes.flags_are_stale:
                 self.storage.keep_keys(self.index.native)
