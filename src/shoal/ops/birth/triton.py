@@ -113,8 +113,8 @@ def tails_at(slabs, slot, has, stride, SLAB_BITS: tl.constexpr):
 
 
 @triton.jit
-def admit(tables, counts, refused, table, wants):
-    """Which of the lanes have room in their table; its count grows by as many."""
+def take_room(tables, counts, refused, table, wants):
+    """Which of the lanes have room in their table. The table's count grows by as many."""
     fits = table < 0
     rest = wants
     while tl.max(rest.to(tl.int32), axis=0) > 0:
@@ -185,7 +185,7 @@ def birth(
         live = at != NOT_WON
         item, _position, key, table, _inserts, base, _buckets = lost_keys(values, tables, lost, lost_of, lane, live, n)
         mine = live & (tl.load(tables + table * COLUMNS + FAMILY, mask=live, other=-1) == family)
-        fits = admit(tables, counts, refused, table, mine)
+        fits = take_room(tables, counts, refused, table, mine)
         ones = fits.to(tl.int32)
         place = tl.atomic_add(taken, tl.sum(ones, axis=0), sem="relaxed") + tl.cumsum(ones, axis=0) - 1
         has = fits & (place < supply)

@@ -6,10 +6,10 @@ the slot below that its key has, and the key's entry in the index there. A slot 
 is not above is used in place.
 
 A training batch asks above, then below for what is not there (`find_below`); new keys are born below without their
-rows. Then rows come up: `choose` finds how many slots are lacking and which stamp is old, `evict` takes entries with
-older ones away, `claim_above` and `seat` give the wanted keys entries and slots, `settle` tells all items their slots.
-Once the rows have moved, `go_back` lets keys return to where they are looked for first, and `clean` makes entries EMPTY
-again where no key went on.
+rows. Then rows come up: `choose` finds how many slots are lacking and which stamp is old, `take_victims` takes the
+entries of keys with older stamps away, `claim_above` and `seat` give the wanted keys entries and slots, `settle` tells
+all items their slots. Once the rows have moved, `go_back` lets keys return to where they are looked for first, and
+`clean` makes entries EMPTY again where no key went on.
 """
 
 import triton
@@ -168,7 +168,7 @@ def choose(anchor, tables, tiers, numbers, asked_count, pinned_from, SAMPLE: tl.
 
 
 @triton.jit
-def evict(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
+def take_victims(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
     """Take entries with old stamps away, and put their slots into the ring. Programs of the second axis are the tables
     `numbers`."""
     number = tl.load(numbers + tl.program_id(1))
@@ -307,7 +307,7 @@ def clean(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def admit(tiers, table, wants):
+def has_room(tiers, table, wants):
     """Which of the lanes have a free slot in their table's ring."""
     fits = table < 0
     rest = wants
@@ -348,7 +348,7 @@ def claim_above(
             used = used & (at != NOT_WON)
             last = tl.load(anchor + at + STAMP_BEHIND_SLOT, mask=used, other=0)
             wants = wants & ((used == 0) | (last < held_from))
-        wants = admit(tiers, table, wants)
+        wants = has_room(tiers, table, wants)
         taken, _refused = claim_entries(anchor, values, key, position, base, buckets, wants, dummy)
         tl.store(won_at + lane, taken, mask=live)
         first += tl.num_programs(0) * BLOCK

@@ -270,7 +270,7 @@ class UpperTier:
                 {"SAMPLE": _SAMPLED_BUCKETS}, {"num_warps": 1},
             ),
             self._sweep(
-                kernels.evict, (self.anchor, tables, self.tiers, self._numbers, count), v, BLOCK=_SWEPT_ENTRIES
+                kernels.take_victims, (self.anchor, tables, self.tiers, self._numbers, count), v, BLOCK=_SWEPT_ENTRIES
             ),
             self._walk(
                 kernels.claim_above,

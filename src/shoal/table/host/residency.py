@@ -157,7 +157,7 @@ class HostMemory:
         if self.below is not None:
             self._require_place(arrivals.births)
             if not self._fits(more):
-                self._evict_for(more)
+                self._demote_for(more)
         else:
             self._require_memory(more)
         self.storage.reserve(more)
@@ -235,8 +235,8 @@ class HostMemory:
         lacking = more - self.spare(more)
         return lacking <= 0 or lacking <= len(self.index) - held
 
-    def _evict_for(self, more: int) -> None:
-        """Let rows leave memory for others, those used longest ago; what had changed is written below first."""
+    def _demote_for(self, more: int) -> None:
+        """Makes room for so many rows: demotes those used longest ago, and writes the changed ones below first."""
         assert self.below is not None
         self._call_interrupted_off()
         # Rows of batches that come leave only if no others can, and some of those that could may have been staged just
