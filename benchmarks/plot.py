@@ -1,9 +1,9 @@
-"""The one plotter: a suite's CSV in, its PNG out. python -m benchmarks.plot cpu"""
+"""Draws the results: the PNG of a suite from its CSV (`python -m benchmarks.plot cpu`), and the README's picture."""
 
 import argparse
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib
 
@@ -12,21 +12,21 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks import registry
+from benchmarks import registry, summary
 from benchmarks.measure import OURS
-from benchmarks.record import RESULTS, Row, newest, read
+from benchmarks.record import RESULTS, Row, digits, newest, read
 
 COLORS = {OURS: "#0b6e99", "fbgemm": "#d98324", "fbgemm x 2": "#f0c48a", "torch": "#b33f40"}
 OTHER_COLORS = ["#7a7a7a", "#b5b5b5", "#5a8f5a", "#8f6bb0"]
 
 
 def family(case: str) -> str:
-    """'train sgd, dim 64, zipf' is of the family 'train sgd'."""
+    """Returns what a case's name begins with: the family of 'train sgd, dim 64, zipf' is 'train sgd'."""
     return case.split(",")[0]
 
 
 def draw(rows: Sequence[Row], path: pathlib.Path) -> None:
-    """Left, what was measured, a panel for every family with peers; right, how near each ratio is to its limit."""
+    """Draws what was measured (left, a panel for every family) and how near each ratio is to its limit (right)."""
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(family(row.case), []).append(row)
@@ -85,7 +85,7 @@ def _limits(panel: Axes, rows: Sequence[Row]) -> None:
         panel.plot(row.ratio, place, "o", color=color, markersize=4)
     panel.set_yticks(range(len(rows)), [f"{row.case} / {row.contender}" for row in reversed(rows)], fontsize=6)
     panel.set_xscale("log")
-    # Left to itself the axis labels its minor ticks too where it spans few decades, one over the other.
+    # By default the axis also labels its minor ticks where it spans few decades, and the labels overlap.
     low, high = panel.get_xlim()
     decades = math.log10(high / low)
     labelled = (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8) if decades < 0.7 else (1, 2, 5) if decades < 2.5 else (1,)
@@ -99,11 +99,48 @@ def _limits(panel: Axes, rows: Sequence[Row]) -> None:
 
 
 def draw_suite(suite: str) -> pathlib.Path:
-    """The last run of every case that there still is; returns where the picture is."""
+    """Draws the last run of every case that still exists. Returns the picture's path."""
     cases = {case.name for case in registry.suite(suite).select()}
     path = RESULTS / f"{suite}.png"
     draw([row for row in newest(read(RESULTS / f"{suite}.csv")) if row.case in cases], path)
     return path
+
+
+def draw_summary(rows: Mapping[str, Iterable[Row]]) -> pathlib.Path:
+    """Draws the six numbers of the README, with their stamp in the PNG's metadata. Returns the picture's path."""
+    path = RESULTS / "summary.png"
+    found = summary.measured(rows)
+    figure = plt.figure(figsize=(11, 5.6), layout="constrained")
+    panels = list(figure.subplots(-(-len(found) // 2), 2, squeeze=False).flat)
+    for panel, one in zip(panels, found, strict=False):
+        _summary_bars(panel, one)
+    for panel in panels[len(found) :]:
+        panel.set_axis_off()
+    figure.suptitle("Shorter is better. Medians, as measured; whiskers are p20 to p80", fontsize=9)
+    figure.savefig(path, dpi=110, metadata={STAMP: summary.last_run(found)})
+    plt.close(figure)
+    return path
+
+
+STAMP = "Up-To"  # the key in a PNG's metadata that says how new its newest run is
+
+
+def _summary_bars(panel: Axes, one: summary.Measured) -> None:
+    rows = [one.ours, *one.others]
+    spare = iter(OTHER_COLORS)
+    for place, (row, name) in enumerate(zip(rows, one.names, strict=True)):
+        spread = [[row.p50 - row.p20], [row.p80 - row.p50]]
+        color = COLORS.get(row.contender) or next(spare)
+        panel.barh(place, row.p50, 0.7, xerr=spread, color=color, error_kw={"linewidth": 0.8})
+        panel.text(row.p80, place, f"  {digits(row.p50)} {row.unit}", va="center", fontsize=8)
+        panel.text(0, place, f"{name}  ", va="center", ha="right", fontsize=8)
+    panel.invert_yaxis()
+    panel.set_xlim(0, 1.3 * max(row.p80 for row in rows))
+    panel.set_ylim(max(len(rows), 3) - 0.5, -0.5)  # bars of all panels are equally thick
+    panel.set_yticks([])
+    panel.set_xticks([])
+    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.set_title(one.number.title, fontsize=9, loc="left")
 
 
 def main() -> None:

@@ -90,6 +90,11 @@ def rows_of(
     return rows
 
 
+def digits(value: float) -> str:
+    """Returns a number with three digits, or more where it has more before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def lines_of(row: Row) -> str:
     """What a line took around a case, in words: one number, or two where another kind of minute came."""
     before, after = row.transfer_ns, row.transfer_after_ns

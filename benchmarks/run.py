@@ -15,16 +15,13 @@ from benchmarks import curve, record
 from benchmarks.check import Mismatch
 from benchmarks.effort import FULL, QUICK
 from benchmarks.measure import OURS, Bench, QuietGate, Result
+from benchmarks.record import digits
 from benchmarks.registry import PEERS, SUITES, Case, suite
 from benchmarks.roof import transfer_ns
 
 THREADS = 2  # what the limits are for
 # What measures a suite's step time against its hit rate.
 MEASURES = {"tiers": "benchmarks.spill_curve", "gpu": "benchmarks.gpu_curve"}
-
-
-def digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def line(case: Case, result: Result, rows: list[record.Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the README and the docs say is so: the example runs, links and paths exist, numbers come from the CSV."""
+"""The README and the docs are true: the example runs, links and paths exist, numbers come from the CSVs."""
 
 import ast
 import re
@@ -7,17 +7,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import shoal
-from benchmarks import readme
+from benchmarks import plot, readme, summary
 from benchmarks.measure import OURS
-from benchmarks.record import Row, read
+from benchmarks.record import Row
 from shoal.cli.app import app
 from shoal.config import Optimizer
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
+]
 
 
 def example() -> str:
@@ -25,10 +32,25 @@ def example() -> str:
     return block
 
 
-def section(title: str) -> str:
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)
-    assert found, f"README.md has no section {title!r}"
+def section(title: str, page: str = "README.md") -> str:
+    text = (ROOT / page).read_text()
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found, f"{page} has no section {title!r}"
     return found[1]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    found: dict[str, int] = {}  # and how often each came
+    for heading in headings:
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found[anchor] = found.get(anchor, 0) + 1
+    return set(found) | {f"{anchor}-{again}" for anchor, times in found.items() for again in range(1, times)}
+
+
+def test_the_readme_is_short():
+    assert len(TEXT.splitlines()) <= 160
 
 
 def test_the_example_runs_as_pasted(capsys):
@@ -46,39 +68,19 @@ def test_the_example_is_the_quickstart():
     assert example() == code.lstrip("\n")
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "docs/api.md",
-        "docs/design.md",
-        "docs/formats.md",
-        "docs/from-torchrec.md",
-        "docs/guarantees.md",
-        "docs/log.md",
-        "docs/training.md",
-        "docs/tuning.md",
-    ],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
-        if not link.startswith(("http://", "https://")):
-            assert ((ROOT / page).parent / link.strip()).exists(), f"{page}: {link}"
-
-
-@pytest.mark.parametrize("page", ["docs/from-torchrec.md", "docs/training.md"])
-def test_links_within_a_page_lead_to_headings(page):
-    text = (ROOT / page).read_text()
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]*)\)", text)) <= anchors
+    for link, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", (ROOT / page).read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        target = (ROOT / page).parent / link.strip() if link else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page}: {link}#{anchor}"
 
 
 def test_the_version_of_torchrec_is_the_one_that_is_tested():
     tested = re.search(r"^torchrec==(\d+\.\d+)", (ROOT / "scripts" / "torchrec.txt").read_text(), re.MULTILINE)
-    for page in ("README.md", "docs/from-torchrec.md"):
+    for page in ("docs/compare.md", "docs/from-torchrec.md"):
         assert set(re.findall(r"TorchRec (\d+\.\d+)", (ROOT / page).read_text())) == {tested[1]}, page
 
 
@@ -98,9 +100,7 @@ def test_the_examples_of_the_log_run_as_pasted(tmp_path, monkeypatch):
             assert result.exit_code == 0, (line, result.output)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/design.md", "docs/formats.md", "docs/from-torchrec.md", "docs/log.md"]
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
 def test_paths_exist(page):
     for path in re.findall(
         r"`((?:src|csrc|tests|docs|scripts|examples|benchmarks|shoal)/[\w./]+)`", (ROOT / page).read_text()
@@ -118,23 +118,35 @@ def test_the_map_names_every_folder():
     assert package | native <= named
 
 
-def test_the_map_links_every_page_of_the_docs():
-    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", section("Map")))
+def test_the_readme_links_every_page_of_the_docs():
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", section("Documentation")))
     assert linked == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 
 
 def test_the_matrix_has_every_optimizer_and_nothing_else():
     public = {name: getattr(shoal, name) for name in shoal.__all__}
     optimizers = {name for name, one in public.items() if isinstance(one, type) and issubclass(one, Optimizer)}
-    table = re.search(r"\| optimizer \|.*?\n\n", section("What works with what"), re.DOTALL)
+    table = re.search(r"\| optimizer \|.*?\n\n", section("What works with what", "docs/limitations.md"), re.DOTALL)
     assert table
     assert set(re.findall(r"^\| `(\w+)`", table[0], re.MULTILINE)) == optimizers
 
 
 @pytest.mark.parametrize("suite", readme.SUITES)
 def test_numbers_are_those_of_the_csv(suite):
-    rows = read(readme.csv_of(suite)) if readme.csv_of(suite).exists() else []
-    assert readme.is_current(TEXT, suite, rows), "README.md: run `python -m benchmarks.readme`"
+    rows = readme.rows_of([suite])[suite]
+    page = readme.NUMBERS.read_text()
+    assert readme.is_current(page, suite, rows), "docs/numbers.md: run `python -m benchmarks.readme`"
+
+
+def test_the_six_numbers_are_those_of_the_csvs():
+    assert readme.is_summary_current(TEXT, readme.rows_of(readme.SUITES)), "run `python -m benchmarks.readme`"
+    block = readme.block_of(readme.SUMMARY).search(TEXT)
+    assert block[0].count("\n| ") == 1 + 6
+
+
+def test_the_picture_of_the_six_numbers_is_as_new_as_they_are():
+    with Image.open(ROOT / "benchmarks" / "results" / "summary.png") as picture:
+        assert picture.text[plot.STAMP] == readme.summary_stamp(TEXT), "run `python -m benchmarks.readme`"
 
 
 def measured(case: str, contender: str, p50: float, when: str, **others: object) -> Row:
@@ -196,3 +208,48 @@ def test_rows_measured_since_do_not_make_the_numbers_wrong():
     assert is_current(page([]), [])
     assert not is_current("no markers", [])
     assert not readme.is_current(page(RUNS), "log", RUNS)
+
+
+STEP, COMMIT = summary.NUMBERS[0], summary.NUMBERS[-1]
+TWO_SUITES = {
+    "cpu": [
+        measured(STEP.case, OURS, 2.5, "2026-01-02T00:00:00+00:00"),
+        measured(STEP.case, "fbgemm", 3.5, "2026-01-02T00:00:00+00:00"),
+        measured(STEP.case, "rows read once", 0.25, "2026-01-02T00:00:00+00:00"),
+        measured("another case", OURS, 9.0, "2026-01-05T00:00:00+00:00"),
+    ],
+    "gpu": [],
+    "tiers": [],
+    "log": [
+        measured(COMMIT.case, OURS, 40.0, "2026-01-01T00:00:00+00:00"),
+        measured(COMMIT.case, OURS, 37.0, "2026-01-03T00:00:00+00:00"),
+    ],
+}
+
+
+def test_the_summary_has_the_newest_run_of_its_cases_and_the_contenders_that_it_names():
+    block = readme.render_summary(TWO_SUITES)
+    assert block.startswith("<!-- up to 2026-01-03T00:00:00+00:00 -->\n")
+    assert f"| {STEP.title} | 2.5 ms | FBGEMM 3.5 |" in block
+    assert f"| {COMMIT.title} | 37 ms |  |" in block
+    assert "another" not in block
+    assert "0.25" not in block
+    assert readme.render_summary({suite: [] for suite in TWO_SUITES}) == readme.NONE
+
+
+def test_rows_measured_later_do_not_make_the_summary_wrong():
+    text = f"<!-- numbers of summary -->\n{readme.render_summary(TWO_SUITES)}<!-- /numbers -->\n"
+    later = [*TWO_SUITES["log"], measured(COMMIT.case, OURS, 30.0, "2026-01-04T00:00:00+00:00")]
+    assert readme.is_summary_current(text, TWO_SUITES | {"log": later})
+    assert not readme.is_summary_current(text.replace("37 ms", "30 ms"), TWO_SUITES)
+    assert not readme.is_summary_current("no markers", TWO_SUITES)
+
+
+def test_a_page_without_its_markers_is_an_error(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- numbers of cpu -->\nold\n<!-- /numbers -->\nb\n")
+    readme.rewrite(page, {"cpu": "new\n"})
+    assert page.read_text() == "a\n<!-- numbers of cpu -->\nnew\n<!-- /numbers -->\nb\n"
+    with pytest.raises(ValueError, match=r"page\.md: wanted the markers <!-- numbers of log -->"):
+        readme.rewrite(page, {"cpu": "newer\n", "log": "new\n"})
+    assert "newer" not in page.read_text()
