@@ -18,7 +18,8 @@ from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
 from shoal.modules.lookup import Lookup, PooledLookup
 from shoal.ops.launch import Pieces, Program, Scratch, variables
-from shoal.table import ops
+from shoal.table import Batch as Keyed
+from shoal.table import Each, Pooled, Request, Update, ops
 from shoal.table.device.rows import DeviceRows
 
 registry = Registry()
@@ -91,10 +92,10 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, anchor, token, update_token, lookup, values, offsets, dim):
-        out, lease = ops.lookup_each(
-            lookup.group, token, lookup.names, values, offsets, lookup.counts, values.numel() * dim, True, True,
-            lookup.dtype,
-        )  # fmt: skip
+        keyed = Keyed(lookup.names, values, offsets, counts=lookup.counts)
+        out, lease = ops.lookup(
+            lookup.group, token, Request(keyed, Each(values.numel() * dim), lookup.dtype, True, True)
+        )
         ctx.save_for_backward(lease, values, offsets)
         ctx.group, ctx.token = lookup.group, update_token
         return out
@@ -102,7 +103,7 @@ class Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         lease, values, offsets = ctx.saved_tensors
-        ops.update(ctx.group, ctx.token, lease, values, offsets, None, [grad], False)
+        ops.update(ctx.group, ctx.token, Update(lease, values, offsets, None, [grad], False))
         return (None,) * 7
 
 
@@ -145,16 +146,13 @@ class Ours:
     def eval(self, batch: "Batch") -> None:
         self.bags.eval()
         with torch.no_grad():
-            if self.pooled:
-                ops.lookup(
-                    self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets,
-                    batch.weights, len(self.names) * self.dim, False, False, torch.float32,
-                )  # fmt: skip
-            else:
-                ops.lookup_each(
-                    self.bags._group.name, self.bags._token, self.names, batch.values, batch.offsets, batch.counts,
-                    batch.values.numel() * self.dim, False, False, torch.float32,
-                )  # fmt: skip
+            keyed = Keyed(self.names, batch.values, batch.offsets, batch.weights)
+            output: Any = Pooled(len(self.names) * self.dim)
+            if not self.pooled:
+                keyed = Keyed(self.names, batch.values, batch.offsets, None, batch.counts)
+                output = Each(batch.values.numel() * self.dim)
+            request = Request(keyed, output, torch.float32, training=False, keep=False)
+            ops.lookup(self.bags._group.name, self.bags._token, request)
         self.bags.train()
 
 

@@ -12,6 +12,7 @@ from shoal import Clip, Table
 from shoal.errors import CapacityError, InputError, NonFiniteError, OutOfMemoryError
 from shoal.index.device import DeviceIndex
 from shoal.storage.hbm import HbmStorage
+from shoal.table import Batch, Each, Pooled, Request, Update
 
 # What numpy says where Triton interprets: infinities less infinities, and squares of what is large.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -129,7 +130,7 @@ def test_a_budget_below_one_row_is_refused():
 def test_bags_whose_offsets_make_no_sense_read_as_empty(offsets, training):
     bags = on_device(sgd()).train(training)
     values, starts = torch.tensor([1, 2, 3, 4], device=DEVICE), torch.tensor(offsets, device=DEVICE)
-    out, _lease = bags._group.lookup(["a"], values, starts, None, 4, training, False, torch.float32)
+    out, _lease = bags._group.lookup(Request(Batch(["a"], values, starts), Pooled(4), torch.float32, training, False))
     wanted = torch.zeros(3, 4)
     for bag, (begin, end) in enumerate(pairwise(offsets)):
         if 0 <= begin <= end <= 4:
@@ -305,8 +306,8 @@ def test_items_of_bad_bags_bring_no_gradient_to_their_rows(monkeypatch):
     values, offsets = here(1, 2, 3, 4), here(0, 2, 9, 4)  # 3 and 4 are in no bag that makes sense
     before = bags.table("a").lookup([3, 4])
     columns = before.shape[1]
-    _, lease = group.lookup(["a"], values, offsets, None, columns, True, True, torch.float32)
-    group.update(lease, values, offsets, None, [torch.ones(3, columns, device=DEVICE)], False)
+    _, lease = group.lookup(Request(Batch(["a"], values, offsets), Pooled(columns), torch.float32, True, True))
+    group.update(Update(lease, values, offsets, None, [torch.ones(3, columns, device=DEVICE)], False))
     with pytest.raises(InputError, match="2 bags"):
         bags.check()
     assert torch.equal(bags.table("a").lookup([3, 4]), before)
@@ -315,7 +316,9 @@ def test_items_of_bad_bags_bring_no_gradient_to_their_rows(monkeypatch):
 @pytest.mark.parametrize("offsets", [(1, 3, 5), (0, 2, 4), (2, 2, 2)])
 def test_offsets_that_leave_values_out_are_an_error(offsets):
     bags = on_device(sgd())
-    bags._group.lookup(["a"], here(1, 2, 3, 4, 5), here(*offsets), None, 4, False, False, torch.float32)
+    bags._group.lookup(
+        Request(Batch(["a"], here(1, 2, 3, 4, 5), here(*offsets)), Pooled(4), torch.float32, False, False)
+    )
     with pytest.raises(InputError, match="offsets"):
         bags.check()
 
@@ -325,8 +328,8 @@ def test_items_in_no_bag_are_their_own_tables():
     plain = Table("b", 4, init=shoal.Constant(1.0), optimizer=shoal.AdamW(lr=0.5, weight_decay=0.0))
     bags = on_device(decaying, plain)
     values, offsets = here(1, 2, 9, 9), here(0, 1, 2, 9, 4)
-    _, lease = bags._group.lookup(["a", "b"], values, offsets, None, 8, True, True, torch.float32)
-    bags._group.update(lease, values, offsets, None, [torch.zeros(2, 8, device=DEVICE)], False)
+    _, lease = bags._group.lookup(Request(Batch(["a", "b"], values, offsets), Pooled(8), torch.float32, True, True))
+    bags._group.update(Update(lease, values, offsets, None, [torch.zeros(2, 8, device=DEVICE)], False))
     with pytest.raises(InputError):
         bags.check()
     assert bags.table("b").lookup(here(9)).tolist() == [[1.0] * 4]
@@ -336,7 +339,7 @@ def test_a_batch_of_2_to_the_30_values_is_refused():
     bags = on_device(sgd())
     values = here(1).expand(2**30)
     with pytest.raises(InputError, match="less than 2\\^30 values"):
-        bags._group.lookup(["a"], values, here(0, 2**30), None, 4, False, False, torch.float32)
+        bags._group.lookup(Request(Batch(["a"], values, here(0, 2**30)), Pooled(4), torch.float32, False, False))
 
 
 # ---- batches that contradict themselves
@@ -349,11 +352,10 @@ def test_sequences_stay_within_their_output_whatever_the_offsets_say(offsets, tr
     bags = on_device(*tables, kind=shoal.EmbeddingCollection)
     group, values = bags._group, here(1, 2, 3, 4)
     # The host was told two keys each, as offsets of (0, 2, 4) would say.
-    _, lease = group.lookup_each(
-        ["a", "b"], values, here(*offsets), [2, 2], 40, training, training, torch.float32
-    )  # fmt: skip
+    batch = Batch(["a", "b"], values, here(*offsets), counts=[2, 2])
+    _, lease = group.lookup(Request(batch, Each(40), torch.float32, training, training))
     if training:
-        group.update(lease, values, here(*offsets), None, [torch.zeros(40, device=DEVICE)], False)
+        group.update(Update(lease, values, here(*offsets), None, [torch.zeros(40, device=DEVICE)], False))
     with pytest.raises(InputError, match="offsets"):
         bags.check()
 
@@ -368,7 +370,11 @@ def test_offsets_of_sequences_that_make_no_sense_are_an_error(offsets):
 
 def test_keys_of_a_table_that_was_to_have_none_are_refused():
     bags = on_device(Table("a", 4), Table("b", 4))
-    bags._group.lookup(["a", "b"], here(*range(10)), here(0, 0, 10), None, 8, True, False, torch.float32, [10, 0])
+    bags._group.lookup(
+        Request(
+            Batch(["a", "b"], here(*range(10)), here(0, 0, 10), counts=[10, 0]), Pooled(8), torch.float32, True, False
+        )
+    )
     with pytest.raises(CapacityError, match="10 of 'b'"):
         bags.check()
 
@@ -380,8 +386,8 @@ def test_items_in_no_bag_bring_no_gradient(pooling):
     before = bags.table("a").lookup([1, 2])
     torch.use_deterministic_algorithms(True)  # what is not written is NaN then
     try:
-        _, lease = group.lookup(["a"], values, offsets, None, 4, True, True, torch.float32)
-        group.update(lease, values, offsets, None, [torch.ones(1, 4, device=DEVICE)], False)
+        _, lease = group.lookup(Request(Batch(["a"], values, offsets), Pooled(4), torch.float32, True, True))
+        group.update(Update(lease, values, offsets, None, [torch.ones(1, 4, device=DEVICE)], False))
     finally:
         torch.use_deterministic_algorithms(False)
     wanted = 1.0 if pooling == "sum" else 0.5
@@ -390,7 +396,7 @@ def test_items_in_no_bag_bring_no_gradient(pooling):
 
 def test_two_kinds_of_errors_are_both_raised():
     bags = on_device(in_hbm(sgd(), "4KiB"))
-    bags._group.lookup(["a"], here(*range(120)), here(0, 119), None, 4, True, False, torch.float32)
+    bags._group.lookup(Request(Batch(["a"], here(*range(120)), here(0, 119)), Pooled(4), torch.float32, True, False))
     with pytest.raises(InputError, match="offsets"):
         bags.check()
     with pytest.raises(CapacityError, match="no room"):

@@ -9,7 +9,7 @@ from support.batches import assert_unchanged, kjt, memory, random_kjt, train_ste
 
 import shoal
 from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError
-from shoal.table import ops
+from shoal.table import Batch, Each, Pooled, Request, Update, ops
 
 
 def trained(training=True):
@@ -117,9 +117,8 @@ def test_malformed_tensors_are_refused(values, offsets, weights, message):
     bags = trained()
     before = memory(bags)
     with pytest.raises(InputError, match=message):
-        ops.lookup(
-            bags._group.name, torch.zeros(1), ["a", "b"], values, offsets, weights, 7, True, False, torch.float32
-        )
+        batch = Batch(["a", "b"], values, offsets, weights)
+        ops.lookup(bags._group.name, torch.zeros(1), Request(batch, Pooled(7), torch.float32, True, False))
     assert_unchanged(bags, before)
 
 
@@ -253,11 +252,10 @@ def test_the_update_operator_wants_the_tensors_of_its_forward(change, match):
     batch = by_lengths(1, 1, 1, 1)
     token = torch.zeros(1)
     group = bags._group.name
-    _, lease = ops.lookup(group, token, ["a", "b"], batch.values(), batch.offsets(), None, 7, True, True, torch.float32)
+    keyed = Batch(["a", "b"], batch.values(), batch.offsets())
+    _, lease = ops.lookup(group, token, Request(keyed, Pooled(7), torch.float32, True, True))
     before = memory(bags)
     given = {
-        "group": group,
-        "token": token,
         "lease": lease,
         "values": batch.values(),
         "offsets": batch.offsets(),
@@ -266,37 +264,27 @@ def test_the_update_operator_wants_the_tensors_of_its_forward(change, match):
         "weight_gradient": False,
     }
     with pytest.raises(InputError, match=match):
-        ops.update(**(given | change))
+        ops.update(group, token, Update(**(given | change)))
     assert_unchanged(bags, before)
-    ops.update(**given)
+    ops.update(group, token, Update(**given))
 
 
 def test_outputs_of_another_type_are_refused():
     bags = trained()
     batch = by_lengths(1, 1, 1, 1)
     with pytest.raises(InputError, match="float64"):
-        ops.lookup(
-            bags._group.name,
-            torch.zeros(1),
-            ["a", "b"],
-            batch.values(),
-            batch.offsets(),
-            None,
-            7,
-            True,
-            False,
-            torch.float64,
-        )
+        keyed = Batch(["a", "b"], batch.values(), batch.offsets())
+        ops.lookup(bags._group.name, torch.zeros(1), Request(keyed, Pooled(7), torch.float64, True, False))
 
 
 def test_the_operator_of_the_other_kind_of_tables_is_refused():
     batch = by_lengths(1, 1, 1, 1)
     bags, sequences = trained(), trained_sequences()
-    common = (torch.zeros(1), ["a", "b"], batch.values(), batch.offsets())
+    token, keyed = torch.zeros(1), Batch(["a", "b"], batch.values(), batch.offsets(), counts=[2, 2])
     with pytest.raises(InputError, match="call lookup_each"):
-        ops.lookup(sequences._group.name, *common, None, 8, False, False, torch.float32)
+        ops.lookup(sequences._group.name, token, Request(keyed, Pooled(8), torch.float32, False, False))
     with pytest.raises(InputError, match="its tables pool"):
-        ops.lookup_each(bags._group.name, *common, [2, 2], 14, False, False, torch.float32)
+        ops.lookup(bags._group.name, token, Request(keyed, Each(14), torch.float32, False, False))
 
 
 class Foreign:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shoal
 from shoal.errors import BackwardError, ConfigError, InputError, ModeWarning, NonFiniteError, OptimizerWarning
-from shoal.table import HostGroup
+from shoal.table import Each, HostGroup
 
 # Warnings that torch's own compiler gives.
 pytestmark = [
@@ -39,17 +39,18 @@ def calls(monkeypatch):
     """Counts the native calls of all groups."""
     counts = dict.fromkeys(("lookup", "lookup_each", "update"), 0)
 
-    def counted(name):
-        real = getattr(HostGroup, name)
+    lookup, update = HostGroup.lookup, HostGroup.update
 
-        def call(*args, **kwargs):
-            counts[name] += 1
-            return real(*args, **kwargs)
+    def counted_lookup(group, request):
+        counts["lookup_each" if isinstance(request.output, Each) else "lookup"] += 1
+        return lookup(group, request)
 
-        return call
+    def counted_update(group, change):
+        counts["update"] += 1
+        return update(group, change)
 
-    for name in counts:
-        monkeypatch.setattr(HostGroup, name, counted(name))
+    monkeypatch.setattr(HostGroup, "lookup", counted_lookup)
+    monkeypatch.setattr(HostGroup, "update", counted_update)
     return counts
 
 

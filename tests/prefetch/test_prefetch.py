@@ -17,6 +17,7 @@ import shoal
 from shoal import _native
 from shoal.errors import ConfigError, InputError, PrefetchWarning, StorageError
 from shoal.storage import MemoryStorage
+from shoal.table import Batch, Pooled, Request
 from shoal.table.host.staging import HostStaging
 from shoal.table.lower.threads import Readers
 
@@ -674,8 +675,8 @@ def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, mo
     if placed is not None:
         placed.read()
         below.storage.call, below.storage.thread = "read", "eval"
-    look = (["t"], batch.values(), batch.offsets(), None, 8, False, False, torch.float32)
-    reader = threading.Thread(target=lambda: tiers._group.lookup(*look), name="eval")
+    look = Request(Batch(["t"], batch.values(), batch.offsets()), Pooled(8), torch.float32, False, False)
+    reader = threading.Thread(target=lambda: tiers._group.lookup(look), name="eval")
     reader.start()
     if placed is None:
         assert wants_alone.wait(30)

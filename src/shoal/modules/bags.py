@@ -109,19 +109,8 @@ class EmbeddingBagCollection(Collection):
             out = PooledLookup.apply(self._anchor, token, self._update_token, lookup, values, offsets, weights, columns)  # type: ignore[no-untyped-call]
         else:
             rows = self._habits.births_before(training, torch.is_grad_enabled())
-            out, _ = ops.lookup(
-                lookup.held or lookup.group,
-                token,
-                lookup.names,
-                values,
-                offsets,
-                weights,
-                columns,
-                lookup.training,
-                False,
-                lookup.dtype,
-                lookup.counts,
-            )
+            request = lookup.pooled(values, offsets, weights, columns, keep=False)
+            out, _ = ops.lookup(lookup.held or lookup.group, token, request)
             self._habits.after_lookup(rows)
         return KeyedTensor(self._names, self._dims, out)
 

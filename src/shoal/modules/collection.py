@@ -39,7 +39,17 @@ from shoal.modules.state import (
 from shoal.modules.torchrec import Defaults
 from shoal.modules.tracing import require_no_recording
 from shoal.modules.transfer import move_in_place
-from shoal.table import Group, Staging, TableHandle, TableStats, are_left_out, content_bytes, open_group, registry
+from shoal.table import (
+    Batch,
+    Group,
+    Staging,
+    TableHandle,
+    TableStats,
+    are_left_out,
+    content_bytes,
+    open_group,
+    registry,
+)
 
 _counter = itertools.count()
 
@@ -202,7 +212,7 @@ class Collection(nn.Module):
         REQUIRES: the batch is on the tables' device.
         """
         features = features_of(type(self).__name__, features)
-        return self._group.stage(list(features.keys()), features.values(), features.offsets())
+        return self._group.stage(Batch(list(features.keys()), features.values(), features.offsets()))
 
     def _as_given(self) -> list[Any]:
         """TorchRec's configs, which its models read again, and Tables that know the number of their rows."""

@@ -11,11 +11,12 @@ from torch.autograd.function import once_differentiable
 from shoal.errors import BackwardError
 from shoal.modules.habits import Habits
 from shoal.table import Group, ops
+from shoal.table.request import Batch, Each, Pooled, Request, Update
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a forward asks of a group."""
+    """What a forward asks of a group, but for its tensors: autograd and compilers take those as arguments."""
 
     group: str
     names: list[str]
@@ -25,6 +26,11 @@ class Lookup:
     # The group itself, where no compiler looks: a graph keeps its tables alive when their collection is gone.
     held: Group | None = None
     habits: Habits | None = None  # where no compiler looks
+
+    def pooled(self, values: Tensor, offsets: Tensor, weights: Tensor | None, columns: int, keep: bool) -> Request:
+        """The request of bags that are pooled."""
+        batch = Batch(self.names, values, offsets, weights, self.counts)
+        return Request(batch, Pooled(columns), self.dtype, self.training, keep)
 
 
 def _saved(ctx: Any) -> Any:
@@ -88,19 +94,7 @@ class PooledLookup(torch.autograd.Function):
         columns: int,
     ) -> Tensor:
         out: Tensor
-        out, lease = ops.lookup(
-            lookup.group,
-            token,
-            lookup.names,
-            values,
-            offsets,
-            weights,
-            columns,
-            lookup.training,
-            True,
-            lookup.dtype,
-            lookup.counts,
-        )
+        out, lease = ops.lookup(lookup.group, token, lookup.pooled(values, offsets, weights, columns, keep=True))
         ctx.save_for_backward(lease, values, offsets, weights)
         _hold(ctx, lease)
         ctx.group, ctx.habits = lookup.held or lookup.group, lookup.habits
@@ -116,7 +110,8 @@ class PooledLookup(torch.autograd.Function):
             ctx.habits.before_backward()
         _drop_other(ctx, lease)
         wanted = ctx.needs_input_grad[6]
-        to_weights = ops.update(_group_of(ctx), ctx.token, lease, values, offsets, weights, [grad], wanted)
+        change = Update(lease, values, offsets, weights, [grad], wanted)
+        to_weights = ops.update(_group_of(ctx), ctx.token, change)
         _let_go(ctx)
         return None, None, None, None, None, None, to_weights if wanted else None, None
 
@@ -135,9 +130,8 @@ def rows_of_each(
     size = 0
     for part in sizes:  # the compiler makes an op of sum() that an exported program cannot be saved with
         size += part
-    flat, lease = ops.lookup_each(
-        lookup.group, token, lookup.names, values, offsets, counts, size, lookup.training, keep, lookup.dtype
-    )
+    batch = Batch(lookup.names, values, offsets, None, counts)
+    flat, lease = ops.lookup(lookup.group, token, Request(batch, Each(size), lookup.dtype, lookup.training, keep))
     return tuple(part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)), lease
 
 
@@ -170,6 +164,6 @@ class EachLookup(torch.autograd.Function):
         if ctx.habits is not None:
             ctx.habits.before_backward()
         _drop_other(ctx, lease)
-        ops.update(_group_of(ctx), ctx.token, lease, values, offsets, None, list(grads), False)
+        ops.update(_group_of(ctx), ctx.token, Update(lease, values, offsets, None, list(grads), False))
         _let_go(ctx)
         return (None,) * 8

@@ -9,20 +9,26 @@ from shoal.table.host.group import HostGroup
 from shoal.table.job import JobRank, this_rank
 from shoal.table.open import open_group
 from shoal.table.protocols import GroupTable, LossScale
+from shoal.table.request import Batch, Each, Pooled, Request, Update
 from shoal.table.staging import Staging
 from shoal.table.without_rows import are_left_out, without_rows
 
 __all__ = [
+    "Batch",
+    "Each",
     "Group",
     "GroupTable",
     "HostGroup",
     "JobRank",
     "LossScale",
+    "Pooled",
+    "Request",
     "Staging",
     "TableContent",
     "TableHandle",
     "TableStats",
     "TierStats",
+    "Update",
     "are_left_out",
     "collections_in",
     "content_bytes",

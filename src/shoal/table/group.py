@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.errors import DeviceError, ForkError, InputError
-from shoal.ops.hash_ids import hint_for
+from shoal.errors import ForkError, InputError
 from shoal.ops.update import all_finite
 from shoal.table.content import TableContent
 from shoal.table.decided import Decided
@@ -23,10 +22,9 @@ from shoal.table.lease import Leases
 from shoal.table.lock import Around
 from shoal.table.lower.threads import Readers
 from shoal.table.protocols import GroupTable, Habits, LossScale
+from shoal.table.request import Batch, Each, Pooled, Request, Update
 from shoal.table.staging import Staging
 
-_INTEGERS = (torch.int32, torch.int64)
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Orders of features that a group remembers. A batch that brings yet another one makes the oldest be forgotten.
 _MOST_PLANS = 64
 # Storages that are read at a time.
@@ -267,101 +265,34 @@ class Group(ABC):
 
     # ---- one batch
 
-    @abstractmethod
-    def lookup(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        columns: int,
-        training: bool,
-        keep: bool,
-        dtype: torch.dtype,
-        counts: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Pool a batch: ([bags, columns], lease). `keep`: a backward may follow.
-
-        `counts`: how many keys each feature has, where the caller knows; a device would have to be asked.
-        """
+    def lookup(self, request: Request) -> tuple[Tensor, Tensor]:
+        """Returns the output of a lookup and its lease, which is of no forward where no backward may follow."""
+        request.check(self.name, self.device)
+        return self._look_up(request)
 
     @abstractmethod
-    def lookup_each(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        counts: Sequence[int],
-        size: int,
-        training: bool,
-        keep: bool,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
-        """Rows of every key of a batch, feature behind feature: (flat [size], lease).
-
-        `counts` and `size`: how many keys of each feature, and elements of the output, the caller takes them to be.
-        """
+    def _look_up(self, request: Request) -> tuple[Tensor, Tensor]:
+        """The same for a request that was checked."""
 
     @abstractmethod
-    def update(
-        self,
-        lease: Tensor,
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        grads: Sequence[Tensor],
-        weight_gradient: bool,
-    ) -> Tensor:
-        """Apply a forward's output gradients to its rows; returns the gradient of the per-sample weights, or nothing.
+    def update(self, change: Update) -> Tensor:
+        """Apply a forward's output gradients; returns the gradient of the per-sample weights, or nothing."""
 
-        `values`, `offsets` and `weights` are the forward's once more, as autograd kept them: a compiled program reuses
-        the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor; of
-        `lookup_each` one [keys, dim] tensor for each part of the plan, or one [size] tensor for all.
-        """
-
-    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> Staging | None:
+    def stage(self, batch: Batch) -> Staging | None:
         """Begin to bring the rows of a batch to the top tier, ahead of its lookup; None where they cannot be below."""
         return None
 
     @abstractmethod
     def _make_plan(self, names: tuple[str, ...]) -> Any: ...
 
-    def _check_tensors(self, names: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
-        for what, tensor in (("values", values), ("offsets", offsets), ("weights", weights)):
-            if tensor is not None and tensor.device != self.device:
-                raise DeviceError(
-                    f"[{self.name}] the tables are on {self.device}; the batch's {what} are on {tensor.device}. "
-                    f"Move the batch with .to({str(self.device)!r})."
-                )
-        if values.dtype not in _INTEGERS or offsets.dtype not in _INTEGERS:
-            raise InputError(
-                f"[{self.name}] values and offsets must be int32 or int64; got {values.dtype} and {offsets.dtype}."
-                f"{hint_for(values)}"
-            )
-        if values.dim() != 1 or offsets.dim() != 1 or offsets.numel() == 0:
-            raise InputError(
-                f"[{self.name}] values must be [n] and offsets [features * batch + 1]; got {tuple(values.shape)} and "
-                f"{tuple(offsets.shape)}."
-            )
-        if values.numel() >= 2**32:
-            raise InputError(f"[{self.name}] a batch holds less than 2^32 values; got {values.numel()}. Split it.")
-        if weights is not None and (weights.shape != values.shape or not weights.is_floating_point()):
-            raise InputError(
-                f"[{self.name}] weights must be one float for each of the {values.numel()} values; got "
-                f"{tuple(weights.shape)} of {weights.dtype}."
-            )
-        if (offsets.numel() - 1) % max(len(names), 1):
-            raise InputError(
-                f"[{self.name}] {len(names)} features must have equally many bags; got {offsets.numel() - 1} bags."
-            )
-
-    def _require_finite(self, names: Sequence[str], offsets: Tensor, weights: Tensor | None) -> None:
-        """Refuse per-sample weights with NaN or infinity: what they pool, and every gradient of it, would be neither a
-        number nor finite. Those of features that no table has are not looked at. REQUIRES: `weights` are float32."""
+    def _require_finite(self, batch: Batch) -> None:
+        """Raise InputError where per-sample weights are NaN or infinite: so would be the rows that they pool, and all
+        gradients. Weights of features that no table has are left alone. REQUIRES: weights are float32."""
+        names, offsets, weights = batch.names, batch.offsets, batch.weights
         if weights is None or (all_finite(weights) if weights.is_cpu else bool(torch.isfinite(weights).all())):
             return
         used = {name for table in self.tables for name in table.config.feature_names}
-        bags = (offsets.numel() - 1) // max(len(names), 1)
+        bags = batch.size
         is_bad = ~torch.isfinite(weights)
         for number, name in enumerate(names):
             begin, end = int(offsets[number * bags]), int(offsets[(number + 1) * bags])
@@ -372,9 +303,29 @@ class Group(ABC):
                     f"batch, in {name!r}, and {len(found)} such in it. Mend the weights, or leave the sample out."
                 )
 
-    def _require_float(self, dtype: torch.dtype) -> None:
-        if dtype not in _FLOATS:
-            raise InputError(f"[{self.name}] outputs are float32, float16 or bfloat16; got {dtype}.")
+    def _require_output(self, plan: Any, output: Pooled | Each) -> None:
+        """Raise InputError where the tables pool and the caller wants rows of each key, or the other way round."""
+        if isinstance(output, Each):
+            if plan.columns:
+                raise InputError(f"[{self.name}] its tables pool; call lookup.")
+        elif not plan.columns or output.columns != plan.columns:
+            raise InputError(
+                f"[{self.name}] its outputs have {plan.columns} columns; got {output.columns}. Where tables do not "
+                f"pool, call lookup_each."
+            )
+
+    def _require_gradients(self, grads: Sequence[Tensor], wanted: Sequence[tuple[int, ...]]) -> None:
+        """Raise InputError where a forward's gradients have other shapes, or cannot be summed on the device."""
+        if [tuple(grad.shape) for grad in grads] != wanted:
+            raise InputError(
+                f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "
+                f"{[tuple(grad.shape) for grad in grads]}."
+            )
+        for grad in grads:
+            if grad.device != self.device or not grad.is_floating_point():
+                raise InputError(
+                    f"[{self.name}] gradients must be floats on {self.device}; got {grad.dtype} on {grad.device}."
+                )
 
     def _plan(self, names: Sequence[str]) -> Any:
         newest = self._newest_plan
@@ -388,10 +339,6 @@ class Group(ABC):
             for oldest in list(self._plans)[:-_MOST_PLANS]:  # a copy: others make some meanwhile
                 self._plans.pop(oldest, None)
         return plan
-
-    @staticmethod
-    def _floats(weights: Tensor | None) -> Tensor | None:
-        return None if weights is None else weights.detach().to(torch.float32).contiguous()
 
     @staticmethod
     def _gradient(grad: Tensor) -> Tensor:

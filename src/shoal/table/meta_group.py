@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from shoal.config import Table
 from shoal.errors import ConfigError, DeviceError
 from shoal.table.host.group import HostGroup
 from shoal.table.host.staging import HostStaging
+from shoal.table.request import Batch, Request
 
 
 class MetaGroup(HostGroup):
@@ -28,13 +28,10 @@ class MetaGroup(HostGroup):
     def _held_alone(self, entered: Callable[[], bool | None]) -> _native.Held:
         raise self._refused()
 
-    def lookup(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def lookup(self, request: Request) -> tuple[Tensor, Tensor]:
         raise self._refused()
 
-    def lookup_each(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise self._refused()
-
-    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> HostStaging | None:
+    def stage(self, batch: Batch) -> HostStaging | None:
         raise self._refused()
 
     def _refused(self) -> ConfigError | DeviceError:

@@ -32,6 +32,8 @@ from shoal.table.device.update import Settings, Updates
 from shoal.table.group import Group
 from shoal.table.lease import Leases
 from shoal.table.lower.read import Asked, read_below
+from shoal.table.request import Batch as Keyed
+from shoal.table.request import Pooled, Request, Update
 from shoal.table.staging import Staging, address_of
 
 
@@ -183,35 +185,25 @@ class DeviceGroup(Group):
         self._decided.finish()
         self._collect_leases()
 
-    def lookup(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        columns: int,
-        training: bool,
-        keep: bool,
-        dtype: torch.dtype,
-        counts: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        self._require_float(dtype)
-        self._check_tensors(names, values, offsets, weights)
-        plan = self._plan(names)
-        if not plan.columns or columns != plan.columns:
-            raise InputError(
-                f"[{self.name}] its outputs have {plan.columns} columns; got {columns}. Where tables do not pool, "
-                f"call lookup_each."
-            )
-        size = (offsets.numel() - 1) // max(len(names), 1)
-        out = torch.empty(size, columns, dtype=dtype, device=self.device)
-        sizes = self._sizes(plan, values, offsets, counts) if training and plan.trained else None
-        return out, self._lookup(plan, values, offsets, weights, out, size, sizes, training, keep)
+    def _look_up(self, request: Request) -> tuple[Tensor, Tensor]:
+        keyed, output = request.batch, request.output
+        plan = self._plan(keyed.names)
+        self._require_output(plan, output)
+        sizes: _native.BatchSizes | None = None
+        if isinstance(output, Pooled):
+            shape: tuple[int, ...] = (keyed.size, output.columns)
+            if request.training and plan.trained:
+                sizes = self._sizes(plan, keyed)
+        else:
+            shape, sizes = (output.size,), self._sizes(plan, keyed)
+            if output.size != sizes.elements:
+                raise InputError(f"[{self.name}] its outputs have {sizes.elements} elements; got {output.size}.")
+        out = torch.empty(shape, dtype=request.dtype, device=self.device)
+        return out, self._lookup(plan, request, out, sizes)
 
-    def _sizes(
-        self, plan: DevicePlan, values: Tensor, offsets: Tensor, given: Sequence[int] | None
-    ) -> _native.BatchSizes:
-        """What follows from how many keys each feature has. Who does not know them waits for the device."""
+    def _sizes(self, plan: DevicePlan, keyed: Keyed) -> _native.BatchSizes:
+        """What follows from how many keys each feature has. Where the caller does not know, it waits for the device."""
+        values, offsets, given = keyed.values, keyed.offsets, keyed.counts
         if given is None:
             features = len(plan.names)
             bags = (offsets.numel() - 1) // features
@@ -227,50 +219,18 @@ class DeviceGroup(Group):
             )
         return sizes
 
-    def lookup_each(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        counts: Sequence[int],
-        size: int,
-        training: bool,
-        keep: bool,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
-        self._require_float(dtype)
-        self._check_tensors(names, values, offsets, None)
-        plan = self._plan(names)
-        if plan.columns:
-            raise InputError(f"[{self.name}] its tables pool; call lookup.")
-        sizes = self._sizes(plan, values, offsets, counts)
-        if size != sizes.elements:
-            raise InputError(f"[{self.name}] its outputs have {sizes.elements} elements; got {size}.")
-        bags = (offsets.numel() - 1) // max(len(names), 1)
-        out = torch.empty(size, dtype=dtype, device=self.device)
-        return out, self._lookup(plan, values, offsets, None, out, bags, sizes, training, keep)
-
-    def _lookup(
-        self,
-        plan: DevicePlan,
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        out: Tensor,
-        size: int,
-        sizes: _native.BatchSizes | None,
-        training: bool,
-        keep: bool,
-    ) -> Tensor:
+    def _lookup(self, plan: DevicePlan, request: Request, out: Tensor, sizes: _native.BatchSizes | None) -> Tensor:
+        _batch, _output, _dtype, training, keep = request
+        values, size = request.batch.values, request.batch.size
         if max(values.numel() * plan.copies, size * len(plan.parts)) >= 2**30:
             raise InputError(
                 f"[{self.name}] on a device a batch holds less than 2^30 values and bags, counted once for every table "
                 f"that a feature feeds; got {values.numel()} values for up to {plan.copies} and {size} bags for "
                 f"{len(plan.parts)}. Split it."
             )
-        weights = self._floats(weights)
+        keyed = request.batch.for_kernels()
         if debugging():
-            self._require_finite(plan.names, offsets, weights)
+            self._require_finite(keyed)
         if plan.deep and self._streams.is_capturing:
             deep = sorted({part.table for part in plan.parts} & self._rows.deep)
             names = ", ".join(repr(self.tables[number].config.name) for number in deep)
@@ -284,9 +244,9 @@ class DeviceGroup(Group):
                 self._raise(self._rows.hear())
             pins = self._rows.pin() if plan.deep or (plan.tiered and (training or keep)) else Pins()
             staging = self.staged.get(address_of(values))
-            if staging is not None and not staging.is_of(values, offsets):
+            if staging is not None and not staging.is_of(values, request.batch.offsets):
                 staging = None
-            values, offsets = values.contiguous(), offsets.contiguous()
+            _names, values, offsets, weights, _counts = keyed
             fetched = self._bring(plan, values, offsets, pins, training, staging) if plan.deep else {}
             if training and plan.trained and sizes is not None:
                 self._rows.make_room(sizes.births)
@@ -349,17 +309,17 @@ class DeviceGroup(Group):
 
     # ---- ahead
 
-    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> Staging | None:
+    def stage(self, batch: Keyed) -> Staging | None:
         # Its device is busy with what others made for it: the first lookup makes the plan.
-        plan: DevicePlan | None = self._plans.get(tuple(names))
+        plan: DevicePlan | None = self._plans.get(tuple(batch.names))
         if plan is None or not (plan.tiered or plan.deep) or self._streams.is_captured:
             return None
-        self._check_tensors(names, values, offsets, None)
+        batch.check(self.name, self.device)
         if self._traffic is not None:
-            self._traffic.hear_of(values.numel())
+            self._traffic.hear_of(batch.values.numel())
             if not (plan.deep or self._traffic.is_heavy):
                 return None
-        return DeviceStaging(self, plan, values, offsets)
+        return DeviceStaging(self, plan, batch.values, batch.offsets)
 
     @property
     def placing_stream(self) -> torch.cuda.Stream:
@@ -395,25 +355,18 @@ class DeviceGroup(Group):
 
     # ---- backward
 
-    def update(
-        self,
-        lease: Tensor,
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        grads: Sequence[Tensor],
-        weight_gradient: bool,
-    ) -> Tensor:
+    def update(self, change: Update) -> Tensor:
+        values, offsets, weights = change.values, change.offsets, change.weights
         with self._updating():
-            batch: Batch = self._leases.of(lease)
+            batch: Batch = self._leases.of(change.lease)
             plan = batch.looked.plan
             if not batch.looked.is_of(values, offsets) or weights is not None:
-                self._check_tensors(plan.names, values, offsets, weights)
-            self._check_gradients(batch, grads)
+                Keyed(plan.names, values, offsets, weights).check(self.name, self.device)
+            self._require_gradients(change.grads, self._gradient_shapes(batch, change.grads))
             looked = batch.looked.again(values.contiguous(), offsets.contiguous())
-            rows = [self._gradient(grad) for grad in grads]
+            rows = [self._gradient(grad) for grad in change.grads]
             result = self._nothing
-            if weight_gradient:
+            if change.weight_gradient:
                 result = self._updates.weight_gradients(looked, rows[0])
             if batch.training and plan.trained:
                 self._apply(batch, looked, rows)
@@ -439,21 +392,11 @@ class DeviceGroup(Group):
                 other.steps = self._rows.steps.clone()
         self._updates.run(looked, grads, batch.steps, inverse, skip)
 
-    def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
+    @staticmethod
+    def _gradient_shapes(batch: Batch, grads: Sequence[Tensor]) -> list[tuple[int, ...]]:
         plan, sizes = batch.looked.plan, batch.sizes
         if plan.columns or sizes is None:
-            wanted: list[tuple[int, ...]] = [(batch.size, plan.columns)]
-        elif len(grads) == 1 and grads[0].dim() == 1:
-            wanted = [(sizes.elements,)]
-        else:
-            wanted = [(sizes.counts[part.source], part.dim) for part in plan.parts]
-        if [tuple(grad.shape) for grad in grads] != wanted:
-            raise InputError(
-                f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "
-                f"{[tuple(grad.shape) for grad in grads]}."
-            )
-        for grad in grads:
-            if grad.device != self.device or not grad.is_floating_point():
-                raise InputError(
-                    f"[{self.name}] gradients must be floats on {self.device}; got {grad.dtype} on {grad.device}."
-                )
+            return [(batch.size, plan.columns)]
+        if len(grads) == 1 and grads[0].dim() == 1:
+            return [(sizes.elements,)]
+        return [(sizes.counts[part.source], part.dim) for part in plan.parts]

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,8 @@ from shoal.table.lower.staged import Staged
 from shoal.table.lower.tier import Below
 from shoal.table.parts import Part
 from shoal.table.refused import is_refused_memory
+from shoal.table.request import Batch as Keyed
+from shoal.table.request import Pooled, Request, Update
 from shoal.table.staging import address_of
 
 
@@ -133,78 +135,10 @@ class HostGroup(Group):
 
     # ---- forward
 
-    def lookup(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        columns: int,
-        training: bool,
-        keep: bool,
-        dtype: torch.dtype,
-        counts: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        self._require_float(dtype)
-
-        def read(batch: Batch) -> tuple[Tensor, list[int]]:
-            plan = batch.plan
-            if not plan.columns or columns != plan.columns:
-                raise InputError(
-                    f"[{self.name}] its outputs have {plan.columns} columns; got {columns}. Where tables do not pool, "
-                    f"call lookup_each."
-                )
-            return pool(plan.lookup, batch.bags, batch.size, plan.columns, dtype, training, batch.known)
-
-        return self._lookup(names, values, offsets, weights, training, keep, read)
-
-    def lookup_each(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        counts: Sequence[int],
-        size: int,
-        training: bool,
-        keep: bool,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
-        """Rows of every key of a batch, feature behind feature: (flat [size], lease).
-
-        `counts` and `size`: how many keys of each feature, and elements of the output, the caller takes them to be.
-        """
-        self._require_float(dtype)
-
-        def read(batch: Batch) -> tuple[Tensor, list[int]]:
-            bounds = batch.bags.bounds
-            if batch.plan.columns:
-                raise InputError(f"[{self.name}] its tables pool; call lookup.")
-            if list(counts) != [end - begin for begin, end in pairwise(bounds)]:
-                raise InputError(
-                    f"[{self.name}] the batch's lengths must agree with its offsets; its features have {list(counts)} "
-                    f"keys by the one and begin at {bounds} by the other. Do not change a batch's tensors in place."
-                )
-            wanted = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in batch.plan.parts)
-            if size != wanted:
-                raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {size}.")
-            return pool_each(batch.plan.lookup, batch.bags, size, dtype, training, batch.known)
-
-        return self._lookup(names, values, offsets, None, training, keep, read)
-
-    def _lookup(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        training: bool,
-        keep: bool,
-        read: Callable[[Batch], tuple[Tensor, list[int]]],
-    ) -> tuple[Tensor, Tensor]:
-        self._check_tensors(names, values, offsets, weights)
-        values, offsets, weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
-        self._require_finite(names, offsets, weights)
-        alone = training or keep
+    def _look_up(self, request: Request) -> tuple[Tensor, Tensor]:
+        keyed = request.batch.for_kernels()
+        self._require_finite(keyed)
+        alone = request.training or request.keep
         asked: dict[int, Staged] = {}
         staging: HostStaging | None = None
         try:
@@ -213,13 +147,13 @@ class HostGroup(Group):
                 # points to.
                 with self.writing() if alone else self.reading():
                     if staging is None and self.staged:
-                        staging = self._take_staged(values)
-                    batch = self._begin(names, values, offsets, weights, training, staging)
-                    out, lacking = read(batch)
+                        staging = self._take_staged(keyed.values)
+                    batch = self._begin(keyed, request.training, staging)
+                    out, lacking = self._read(batch, request)
                     if lacking:
                         missing = self._missing(batch, lacking)
                         if not self._can_hold(batch, missing):
-                            return out, self._in_pieces(batch, values, offsets, out, keep)
+                            return out, self._in_pieces(batch, keyed, out, request.keep)
                         if not alone:
                             self._ask(missing, asked)
                             if any(staged.found for staged in asked.values()):
@@ -234,39 +168,48 @@ class HostGroup(Group):
                         except CapacityError:
                             if not batch.plan.deep:
                                 raise
-                            return out, self._in_pieces(batch, values, offsets, out, keep)
+                            return out, self._in_pieces(batch, keyed, out, request.keep)
                     self._stamp(batch, alone)
-                    return out, self._kept(batch, keep)
+                    return out, self._kept(batch, request.keep)
         finally:
             if staging is not None:
                 staging.release()
             for number, staged in asked.items():
                 self.below(number).unstage(staged)
 
+    def _read(self, batch: Batch, request: Request) -> tuple[Tensor, list[int]]:
+        """The output of a batch, and how many keys of each part are not in memory."""
+        plan, output = batch.plan, request.output
+        self._require_output(plan, output)
+        if isinstance(output, Pooled):
+            return pool(plan.lookup, batch.bags, batch.size, plan.columns, request.dtype, request.training, batch.known)
+        bounds, counts = batch.bags.bounds, request.batch.counts
+        if counts is not None and list(counts) != [end - begin for begin, end in pairwise(bounds)]:
+            raise InputError(
+                f"[{self.name}] the batch's lengths must agree with its offsets; its features have {list(counts)} "
+                f"keys by the one and begin at {bounds} by the other. Do not change a batch's tensors in place."
+            )
+        wanted = sum((bounds[part.source + 1] - bounds[part.source]) * part.dim for part in plan.parts)
+        if output.size != wanted:
+            raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {output.size}.")
+        return pool_each(plan.lookup, batch.bags, output.size, request.dtype, request.training, batch.known)
+
     def _take_staged(self, values: Tensor) -> HostStaging | None:
         """What was staged for the batch with these values, which is at work from here on."""
         staging = self.staged.get(address_of(values))
         return None if staging is None or not staging.is_found else self.staged.pop(staging.address, None)
 
-    def _begin(
-        self,
-        names: Sequence[str],
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        training: bool,
-        staging: HostStaging | None,
-    ) -> Batch:
+    def _begin(self, keyed: Keyed, training: bool, staging: HostStaging | None) -> Batch:
         """A batch for the kernels, with its slots where it was staged and they are still right."""
+        names, values, offsets, weights, _counts = keyed
         plan = self._plan(names)
-        size = (offsets.numel() - 1) // max(len(names), 1)
         known = staging is not None and staging.is_still_right(plan, values, offsets)
         if staging is not None and known:
             bags = staging.bags
             bind_again(bags, values, offsets, weights)
         else:
             bags = bags_of(values, offsets, weights, len(names), plan.copies)
-        return Batch(plan, bags, values.numel(), size, weights, training, known)
+        return Batch(plan, bags, values.numel(), keyed.size, weights, training, known)
 
     def _kept(self, batch: Batch, keep: bool) -> Tensor:
         """The lease of a batch that was looked up; where no backward can follow, there is none."""
@@ -369,9 +312,9 @@ class HostGroup(Group):
                 return False
         return True
 
-    def _in_pieces(self, batch: Batch, values: Tensor, offsets: Tensor, out: Tensor, keep: bool) -> Tensor:
+    def _in_pieces(self, batch: Batch, keyed: Keyed, out: Tensor, keep: bool) -> Tensor:
         """The output of a batch whose rows memory cannot hold, and its lease. No row comes into memory for it."""
-        plan = batch.plan
+        plan, values, offsets = batch.plan, keyed.values, keyed.offsets
         batch.bags = bags_of(values, offsets, batch.weights, len(plan.names), plan.copies)
         large = batch.large = large_batch(plan, batch.bags, batch.training)
         find_births(self.tables, large)
@@ -410,12 +353,12 @@ class HostGroup(Group):
             for number in {part.table for part in batch.plan.fetching}:
                 self.tables[number].tick()
 
-    def stage(self, names: Sequence[str], values: Tensor, offsets: Tensor) -> HostStaging | None:
-        """Begin to bring the rows of a batch into memory ahead of its lookup; None where none can be below it."""
-        self._check_tensors(names, values, offsets, None)
+    def stage(self, batch: Keyed) -> HostStaging | None:
+        batch.check(self.name, self.device)
+        values = batch.values
         if all(table.below is None for table in self.tables) or not (values.numel() and values.is_contiguous()):
             return None
-        return HostStaging(self, list(names), values, offsets.contiguous())
+        return HostStaging(self, list(batch.names), values, batch.offsets.contiguous())
 
     def _pin(self, number: int, pins: _native.Pins, staged: bool, finding: bool) -> None:
         """Pin the rows of a table that batches at work need, those of batches that were staged, and those that others
@@ -436,34 +379,22 @@ class HostGroup(Group):
 
     # ---- backward
 
-    def update(
-        self,
-        lease: Tensor,
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        grads: Sequence[Tensor],
-        weight_gradient: bool,
-    ) -> Tensor:
-        """Apply a forward's output gradients to its rows; returns the gradient of the per-sample weights, or nothing.
-
-        `values`, `offsets` and `weights` are the forward's once more, as autograd kept them: a compiled program reuses
-        the memory of tensors that it does not know to be needed. `grads` is one [bags, columns] tensor, or one
-        [keys, dim] tensor for each part of the plan.
-        """
+    def update(self, change: Update) -> Tensor:
         with self.writing():
-            batch = self._leases.of(lease)
-            self._check_tensors(batch.plan.names, values, offsets, weights)
-            grads = self._of_parts(batch, grads)
-            self._check_gradients(batch, grads)
-            values, offsets, batch.weights = values.contiguous(), offsets.contiguous(), self._floats(weights)
+            batch = self._leases.of(change.lease)
+            keyed = Keyed(batch.plan.names, change.values, change.offsets, change.weights)
+            keyed.check(self.name, self.device)
+            shapes = self._gradient_shapes(batch)
+            grads = self._of_parts(batch, change.grads, shapes)
+            self._require_gradients(grads, shapes)
+            _names, values, offsets, batch.weights, _counts = keyed.for_kernels()
             bind_again(batch.bags, values, offsets, batch.weights)
             rows = [self._gradient(grad) for grad in grads]
             result = torch.empty(0, dtype=torch.float32, device="cpu")
-            if weight_gradient and batch.large is not None:
+            if change.weight_gradient and batch.large is not None:
                 reader = Reader(self.tables, batch.plan, values, offsets, batch.weights, {}, batch.large.seen)
                 result = reader.weight_gradients(rows[0])
-            elif weight_gradient:
+            elif change.weight_gradient:
                 plan = batch.plan
                 result = weight_gradients(
                     plan.weight_rows, plan.weight_features, rows, plan.weight_missing, batch.bags, batch.keys
@@ -476,32 +407,21 @@ class HostGroup(Group):
             return result
 
     @staticmethod
-    def _of_parts(batch: Batch, grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        """One gradient for each part, where one came for all."""
+    def _gradient_shapes(batch: Batch) -> list[tuple[int, ...]]:
         plan, bounds = batch.plan, batch.bags.bounds
-        if plan.columns or len(grads) != 1 or grads[0].dim() != 1:
+        if plan.columns:
+            return [(batch.size, plan.columns)]
+        return [(bounds[part.source + 1] - bounds[part.source], part.dim) for part in plan.parts]
+
+    @staticmethod
+    def _of_parts(batch: Batch, grads: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
+        """One gradient for each part, where one came for all."""
+        if batch.plan.columns or len(grads) != 1 or grads[0].dim() != 1:
             return grads
-        shapes = [(bounds[part.source + 1] - bounds[part.source], part.dim) for part in plan.parts]
         sizes = [keys * dim for keys, dim in shapes]
         if grads[0].numel() != sum(sizes):
             return grads
         return [one.view(shape) for one, shape in zip(grads[0].split(sizes), shapes, strict=True)]
-
-    def _check_gradients(self, batch: Batch, grads: Sequence[Tensor]) -> None:
-        plan, bounds = batch.plan, batch.bags.bounds
-        wanted = (
-            [(batch.size, plan.columns)]
-            if plan.columns
-            else [(bounds[part.source + 1] - bounds[part.source], part.dim) for part in plan.parts]
-        )
-        if [tuple(grad.shape) for grad in grads] != wanted:
-            raise InputError(
-                f"[{self.name}] the backward wants gradients of the shapes {wanted}; got "
-                f"{[tuple(grad.shape) for grad in grads]}."
-            )
-        for grad in grads:
-            if grad.device.type != "cpu" or not grad.is_floating_point():
-                raise InputError(f"[{self.name}] gradients must be floats on cpu; got {grad.dtype} on {grad.device}.")
 
     def _apply(self, batch: Batch, grads: Sequence[Tensor], values: Tensor, offsets: Tensor) -> None:
         plan, trained = batch.plan, [self.tables[number] for number in batch.plan.trained]
