@@ -4,7 +4,6 @@
 #include "device/captured.h"
 #include "device/program.h"
 #include "device/room.h"
-#include "device/sort_pairs.h"
 
 namespace shoal {
 
@@ -25,19 +24,6 @@ std::vector<int64_t> numbers_of(const Variables& variables) {
   }
   return numbers;
 }
-
-struct SortCall {
-  const int32_t* keys;
-  int32_t* sorted_keys;
-  const int32_t* numbers;
-  int32_t* sorted_numbers;
-  int64_t n, bits;
-
-  Status run() const {
-    static const SortPairs sort = find_sort_pairs();
-    return sort_pairs(sort, keys, sorted_keys, numbers, sorted_numbers, n, bits);
-  }
-};
 
 template <typename Work>
 Status released(const Work& work) {
@@ -137,25 +123,6 @@ void bind_device(nb::module_& m) {
           },
           nb::arg("stream"), nb::arg("variables"), "Numbers, and tensors, which stand for their addresses");
 
-  m.def(
-      "can_sort_pairs", [] { return find_sort_pairs() != nullptr; }, "Whether this torch has the sort of `sort_pairs`");
-  m.def(
-      "sort_pairs", [](const SortCall& call) { raise(released([&] { return call.run(); })); }, nb::arg("call"),
-      "Sort int32 keys in device memory by their low bits, with a number each, on torch's current stream");
-  nb::class_<SortCall>(m, "SortCall", "Where the keys and numbers are, and where they go")
-      .def(
-          "__init__",
-          [](SortCall* self, uint64_t keys, uint64_t sorted_keys, uint64_t numbers, uint64_t sorted_numbers, int64_t n,
-             int64_t bits) {
-            new (self) SortCall{reinterpret_cast<const int32_t*>(keys),
-                                reinterpret_cast<int32_t*>(sorted_keys),
-                                reinterpret_cast<const int32_t*>(numbers),
-                                reinterpret_cast<int32_t*>(sorted_numbers),
-                                n,
-                                bits};
-          },
-          nb::arg("keys"), nb::arg("sorted_keys"), nb::arg("numbers"), nb::arg("sorted_numbers"), nb::arg("n"),
-          nb::arg("bits"));
   nb::class_<CapturedGraph>(m, "CapturedGraph")
       .def(
           "start",
@@ -172,13 +139,25 @@ void bind_device(nb::module_& m) {
                   })
       .def_prop_ro("handle", &CaptureStream::handle)
       .def(
-          "capture_sort",
-          [](const CaptureStream& stream, const SortCall& call) {
+          "capture",
+          [](const CaptureStream& stream, const nb::typed<nb::callable, nb::object()>& work) {
             std::unique_ptr<CapturedGraph> graph;
-            raise(released([&] { return stream.capture([&] { return call.run(); }, &graph); }));
+            std::exception_ptr thrown;
+            const auto called = [&] {
+              try {
+                work();
+              } catch (...) {
+                thrown = std::current_exception();
+                return Status(Code::device, "[device] what was to be captured raised an exception.");
+              }
+              return Status();
+            };
+            const Status status = stream.capture(called, &graph);
+            if (thrown) std::rethrow_exception(thrown);
+            raise(status);
             return graph;
           },
-          nb::arg("call"), "A sort as a graph. REQUIRES: this stream is torch's current one");
+          nb::arg("work"), "The launches of a call as a graph. REQUIRES: this stream is torch's current one");
 }
 
 }  // namespace shoal

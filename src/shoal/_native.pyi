@@ -2,7 +2,7 @@
 Shoal's native core: pointers in, pointers out. Internal; use the shoal package.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import enum
 import os
 from typing import Annotated, overload
@@ -954,19 +954,6 @@ class Program:
     def run(self, stream: int, variables: list[object]) -> None:
         """Numbers, and tensors, which stand for their addresses"""
 
-def can_sort_pairs() -> bool:
-    """Whether this torch has the sort of `sort_pairs`"""
-
-def sort_pairs(call: SortCall) -> None:
-    """
-    Sort int32 keys in device memory by their low bits, with a number each, on torch's current stream
-    """
-
-class SortCall:
-    """Where the keys and numbers are, and where they go"""
-
-    def __init__(self, keys: int, sorted_keys: int, numbers: int, sorted_numbers: int, n: int, bits: int) -> None: ...
-
 class CapturedGraph:
     def start(self, stream: int) -> None: ...
 
@@ -979,5 +966,7 @@ class CaptureStream:
     @property
     def handle(self) -> int: ...
 
-    def capture_sort(self, call: SortCall) -> CapturedGraph:
-        """A sort as a graph. REQUIRES: this stream is torch's current one"""
+    def capture(self, work: Callable[[], object]) -> CapturedGraph:
+        """
+        The launches of a call as a graph. REQUIRES: this stream is torch's current one
+        """

@@ -13,7 +13,7 @@ from shoal import Table
 # The types of what each call of a program brings.
 WIDE = (
     "values", "offsets", "won_at", "won_above", "home_at", "seated_at", "tickets", "starts", "moved", "scores", "dealt",
-    "dealt_keys", "piece_tickets", "steps",
+    "dealt_keys", "piece_tickets", "steps", "order",
 )  # fmt: skip
 FLOATS = ("weights", "out", "shares", "grads", "item_shares", "inverse_scale", "dealt_shares", "sums", "sum_counts")
 NUMBERS = ("n", "batch", "total", "stamp", "pinned_from", "held_from")

@@ -560,10 +560,9 @@ def test_a_large_batch_behind_small_ones_is_updated_whole():
 
 
 def test_slots_of_minus_one_may_come_last(monkeypatch):
-    def last(self, slots, bound, to):
-        order = torch.sort(torch.where(slots < 0, 2**31 - 1, slots), stable=True).indices
-        to.tensor(0).copy_(slots[order])
-        to.tensor(1).copy_(order)
+    def last(self, slots, ordered, order):
+        order.copy_(torch.sort(torch.where(slots < 0, 2**31 - 1, slots), stable=True).indices)
+        ordered.copy_(slots[order])
 
     monkeypatch.setattr("shoal.ops.sort.Sorter.sort", last)
     tables = [Table("a", 4, optimizer=None), Table("b", 5), Table("c", 8, pooling="mean", optimizer=shoal.Adam(lr=0.1))]

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.errors import ShoalError
-from shoal.ops.launch import Space
 
 _MOST_GRAPHS = 4
 _MOST_SEEN = 16
@@ -16,55 +15,41 @@ _MOST_SEEN = 16
 
 @dataclass(frozen=True)
 class _Graph:
-    """A sort that is kept, with the memory that it works in."""
+    """A captured sort, and the pool with the memory that it works in."""
 
     graph: _native.CapturedGraph
-    held: tuple[object, ...]
+    pool: torch.cuda.MemPool
 
 
 class Sorter:
-    """Sorts slots of one device, for one caller at a time. Slots of -1 come first or last.
+    """Sorts slots of one device, for one caller at a time.
 
-    The sort is some ten small launches. Batches that come again in the same memory, as those of one size do, are sorted
-    by a graph that holds them.
+    The sort is torch's: some ten small launches on a GPU. A sort that comes again in the same memory, as those of
+    batches of one size do, is captured, and from then on its launches are started as one graph.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._in_core = device.type == "cuda" and _native.can_sort_pairs()
-        self._numbers = torch.empty(0, dtype=torch.int32, device=device)
         self._seen: OrderedDict[tuple[int, ...], None] = OrderedDict()
         self._graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
         # Graphs that were dropped, until the device is done with them.
         self._dropped: list[tuple[torch.cuda.Event, _Graph]] = []
         self._aside: _native.CaptureStream | None = None
-        self._may_capture = True
+        self._may_capture = device.type == "cuda"
 
-    def sort(self, slots: Tensor, bound: int, to: Space) -> None:
-        """The slots, which are below `bound`, ascending and stable, and their places: the first two pieces of `to`."""
+    def sort(self, slots: Tensor, ordered: Tensor, order: Tensor) -> None:
+        """Writes the int32 slots, ascending and stable, to `ordered`, and the place that each had to `order`, int64."""
         n = slots.numel()
         if n == 0:
             return
-        if not self._in_core:
-            ordered, order = torch.sort(slots, stable=True)
-            to.tensor(0).copy_(ordered)
-            to.tensor(1).copy_(order)
-            return
-        if self._numbers.numel() < n:
-            # It may be of another stream; what was launched there is before this.
-            self._numbers.record_stream(torch.cuda.current_stream(slots.device))
-            self._numbers = torch.arange(n + n // 4, dtype=torch.int32, device=slots.device)
-        ordered_at, order_at = to.addresses()[:2]
-        # By so many bits that -1 has more than any slot.
-        bits = max(bound, 1).bit_length()
-        call = (slots.data_ptr(), ordered_at, self._numbers.data_ptr(), order_at, n, bits)
+        call = (slots.data_ptr(), ordered.data_ptr(), order.data_ptr(), n)
         kept = self._graphs.get(call)
         if kept is not None:
             kept.graph.start(torch._C._cuda_getCurrentRawStream(self._device.index))
             return
-        _native.sort_pairs(_native.SortCall(*call))
+        torch.sort(slots, stable=True, out=(ordered, order))
         if self._may_capture and self._was_seen(call):
-            self._capture(call)
+            self._capture(call, slots, ordered, order)
 
     def _was_seen(self, call: tuple[int, ...]) -> bool:
         seen = call in self._seen
@@ -74,8 +59,8 @@ class Sorter:
             self._seen.popitem(last=False)
         return seen
 
-    def _capture(self, call: tuple[int, ...]) -> None:
-        """Keep a graph of the call. What torch takes of memory for it is of a pool that nobody else is given."""
+    def _capture(self, call: tuple[int, ...], slots: Tensor, ordered: Tensor, order: Tensor) -> None:
+        """Keeps a graph of the call. The memory that torch takes for the sort comes from a pool of the graph's own."""
         if torch.cuda.get_allocator_backend() != "native" or not torch.cuda.memory_reserved(self._device):
             self._may_capture = False  # memory that is not cached is gone once torch's call is over
             return
@@ -85,13 +70,13 @@ class Sorter:
                 self._aside = _native.CaptureStream.make()
             stream = torch.cuda.ExternalStream(self._aside.handle, device=self._device)
             with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool, self._device):
-                graph = self._aside.capture_sort(_native.SortCall(*call))
+                graph = self._aside.capture(lambda: torch.sort(slots, stable=True, out=(ordered, order)))
         except (ShoalError, RuntimeError):  # a driver that captures no such thing: the launches will do
             self._may_capture = False
             return
-        self._graphs[call] = _Graph(graph, (pool, self._numbers))
+        self._graphs[call] = _Graph(graph, pool)
         self._dropped = [(event, kept) for event, kept in self._dropped if not event.query()]
         if len(self._graphs) > _MOST_GRAPHS:
-            behind = torch.cuda.Event()
-            behind.record(torch.cuda.current_stream(self._device))
-            self._dropped.append((behind, self._graphs.popitem(last=False)[1]))
+            after = torch.cuda.Event()
+            after.record(torch.cuda.current_stream(self._device))
+            self._dropped.append((after, self._graphs.popitem(last=False)[1]))

@@ -200,7 +200,7 @@ class Updates:
         widest = max(power_of_two(family.layout.dim) for family in families)
         return Pieces(
             (torch.int32, total),
-            (torch.int32, total),
+            (torch.int64, total),
             (torch.int32, 2 + len(families)),
             (torch.int64, total),
             (torch.float32, total if shared else 0),
@@ -215,13 +215,12 @@ class Updates:
 
     def _sort(self, looked: Looked, targets: Tensor, space: Space) -> None:
         """The slots to update, sorted, and their items: those of one row in the order of its table's features."""
-        bound = self._rows.storage.bound
+        ordered, order = space.tensor(0), space.tensor(1)
         if looked.plan.in_feature_order:
-            self._sorter.sort(targets, bound, space)
+            self._sorter.sort(targets, ordered, order)
             return
         by_part = torch.sort(looked.tickets >> pool_kernels.TICKET_BITS.value, stable=True).indices
-        self._sorter.sort(targets[by_part], bound, space)
-        order = space.tensor(1)
+        self._sorter.sort(targets[by_part], ordered, order)
         order.copy_(by_part[order])
 
     def _targets(self, looked: Looked) -> Tensor:
