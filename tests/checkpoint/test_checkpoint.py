@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.batches import train_step
+from support.inside import tables_of
 from support.logged import FEATURES, assert_rows, batch, made, rows_of, tables, train
 from torch import nn
 
@@ -401,7 +402,7 @@ def test_room_is_made_for_as_many_rows_as_the_files_can_hold(tmp_path, monkeypat
     original, asked = TableCommit.from_json, []
     monkeypatch.setattr(TableCommit, "from_json", staticmethod(lambda *given: replace(original(*given), rows=2**40)))
     other = made()
-    for table in other._group.tables:
+    for table in tables_of(other):
         monkeypatch.setattr(table, "expect", asked.append)
     with pytest.raises(CheckpointError, match="its parts have 1099511627776 rows, of 94 keys"):
         shoal.load(tmp_path, other)

@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from support.batches import kjt, train_step
+from support.inside import table_of
 from support.logged import assert_rows, made, rows_of, tables, train
 from torch import nn
 
@@ -349,7 +350,7 @@ def test_a_step_that_no_reader_takes_is_not_written(tmp_path, write):
     train(bags, range(2))
     shoal.save(tmp_path / "log", bags)
     before = rows_of(bags)
-    bags._group.tables[0].step = 2**63
+    table_of(bags).step = 2**63
     with pytest.raises(InputError, match="its step is 9223372036854775808"):
         if write == "save":
             shoal.save(tmp_path / "log", bags)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.batches import kjt, random_kjt
 from support.device_tables import DEVICE, Twins, assert_alike, on_device, outputs, placed, train
+from support.inside import live_leases_of, tables_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -124,8 +125,8 @@ def test_nothing_is_kept_after_the_graph_is_gone():
         output(bags)
     gc.collect()
     bags.table("a").erase([1])
-    assert not bags._group._leases.live()
-    assert not any(table.has_limbo for table in bags._group.tables)
+    assert not live_leases_of(bags)
+    assert not any(table.has_limbo for table in tables_of(bags))
 
 
 # ---- beside torch

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.batches import kjt, random_kjt
 from support.device_tables import DEVICE, Twins, here, in_hbm, on_device, placed, train
+from support.inside import device_rows_of, group_of
 
 import shoal
 from shoal import Clip, Table
@@ -94,7 +95,7 @@ def test_a_full_table_keeps_to_its_budget_and_can_be_loaded_again(size):
         for first in range(0, 10_000, 90):
             train(bags, kjt({"a": [list(range(first, first + 90))]}))
             bags.check()
-    rows = bags._group._rows
+    rows = device_rows_of(bags)
     budget = shoal.Hbm(size).bytes
     assert rows.storage.bytes + rows.index.bytes(0) <= budget
     assert len(bags.table("a")) * 32 >= budget // 2 - 1024  # rows take 32 bytes, their index about 20
@@ -102,7 +103,7 @@ def test_a_full_table_keeps_to_its_budget_and_can_be_loaded_again(size):
     for again in (bags, made()):
         again.load_state_dict(state)
         assert torch.equal(again.table("a").keys(), bags.table("a").keys())
-        assert again._group._rows.storage.bytes + again._group._rows.index.bytes(0) <= budget
+        assert device_rows_of(again).storage.bytes + device_rows_of(again).index.bytes(0) <= budget
     train(bags, kjt({"a": [bags.table("a").keys()[:5].tolist() * 50]}))  # no new key
     bags.check()
 
@@ -110,7 +111,7 @@ def test_a_full_table_keeps_to_its_budget_and_can_be_loaded_again(size):
 def test_memory_grows_with_the_rows():
     bags = on_device(Table("a", 128, optimizer=shoal.Adam()))
     train(bags, kjt({"a": [[1, 2, 3]]}))
-    assert bags._group._rows.storage.bytes < 2**21
+    assert device_rows_of(bags).storage.bytes < 2**21
 
 
 def test_a_budget_below_one_row_is_refused():
@@ -130,7 +131,9 @@ def test_a_budget_below_one_row_is_refused():
 def test_bags_whose_offsets_make_no_sense_read_as_empty(offsets, training):
     bags = on_device(sgd()).train(training)
     values, starts = torch.tensor([1, 2, 3, 4], device=DEVICE), torch.tensor(offsets, device=DEVICE)
-    out, _lease = bags._group.lookup(Request(Batch(["a"], values, starts), Pooled(4), torch.float32, training, False))
+    out, _lease = group_of(bags).lookup(
+        Request(Batch(["a"], values, starts), Pooled(4), torch.float32, training, False)
+    )
     wanted = torch.zeros(3, 4)
     for bag, (begin, end) in enumerate(pairwise(offsets)):
         if 0 <= begin <= end <= 4:
@@ -296,7 +299,7 @@ def test_nothing_is_raised_where_nothing_went_wrong():
 
 def test_items_of_bad_bags_bring_no_gradient_to_their_rows(monkeypatch):
     bags = on_device(sgd())
-    group, real = bags._group, torch.empty
+    group, real = group_of(bags), torch.empty
 
     def dirty(*shape, **settings):
         made = real(*shape, **settings)
@@ -316,7 +319,7 @@ def test_items_of_bad_bags_bring_no_gradient_to_their_rows(monkeypatch):
 @pytest.mark.parametrize("offsets", [(1, 3, 5), (0, 2, 4), (2, 2, 2)])
 def test_offsets_that_leave_values_out_are_an_error(offsets):
     bags = on_device(sgd())
-    bags._group.lookup(
+    group_of(bags).lookup(
         Request(Batch(["a"], here(1, 2, 3, 4, 5), here(*offsets)), Pooled(4), torch.float32, False, False)
     )
     with pytest.raises(InputError, match="offsets"):
@@ -328,8 +331,8 @@ def test_items_in_no_bag_are_their_own_tables():
     plain = Table("b", 4, init=shoal.Constant(1.0), optimizer=shoal.AdamW(lr=0.5, weight_decay=0.0))
     bags = on_device(decaying, plain)
     values, offsets = here(1, 2, 9, 9), here(0, 1, 2, 9, 4)
-    _, lease = bags._group.lookup(Request(Batch(["a", "b"], values, offsets), Pooled(8), torch.float32, True, True))
-    bags._group.update(Update(lease, values, offsets, None, [torch.zeros(2, 8, device=DEVICE)], False))
+    _, lease = group_of(bags).lookup(Request(Batch(["a", "b"], values, offsets), Pooled(8), torch.float32, True, True))
+    group_of(bags).update(Update(lease, values, offsets, None, [torch.zeros(2, 8, device=DEVICE)], False))
     with pytest.raises(InputError):
         bags.check()
     assert bags.table("b").lookup(here(9)).tolist() == [[1.0] * 4]
@@ -339,7 +342,7 @@ def test_a_batch_of_2_to_the_30_values_is_refused():
     bags = on_device(sgd())
     values = here(1).expand(2**30)
     with pytest.raises(InputError, match="less than 2\\^30 values"):
-        bags._group.lookup(Request(Batch(["a"], values, here(0, 2**30)), Pooled(4), torch.float32, False, False))
+        group_of(bags).lookup(Request(Batch(["a"], values, here(0, 2**30)), Pooled(4), torch.float32, False, False))
 
 
 # ---- batches that contradict themselves
@@ -350,7 +353,7 @@ def test_a_batch_of_2_to_the_30_values_is_refused():
 def test_sequences_stay_within_their_output_whatever_the_offsets_say(offsets, training):
     tables = [Table("a", 4, pooling="none"), Table("b", 16, pooling="none")]
     bags = on_device(*tables, kind=shoal.EmbeddingCollection)
-    group, values = bags._group, here(1, 2, 3, 4)
+    group, values = group_of(bags), here(1, 2, 3, 4)
     # The host was told two keys each, as offsets of (0, 2, 4) would say.
     batch = Batch(["a", "b"], values, here(*offsets), counts=[2, 2])
     _, lease = group.lookup(Request(batch, Each(40), torch.float32, training, training))
@@ -370,7 +373,7 @@ def test_offsets_of_sequences_that_make_no_sense_are_an_error(offsets):
 
 def test_keys_of_a_table_that_was_to_have_none_are_refused():
     bags = on_device(Table("a", 4), Table("b", 4))
-    bags._group.lookup(
+    group_of(bags).lookup(
         Request(
             Batch(["a", "b"], here(*range(10)), here(0, 0, 10), counts=[10, 0]), Pooled(8), torch.float32, True, False
         )
@@ -382,7 +385,7 @@ def test_keys_of_a_table_that_was_to_have_none_are_refused():
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 def test_items_in_no_bag_bring_no_gradient(pooling):
     bags = on_device(Table("a", 4, pooling=pooling, optimizer=shoal.SGD(lr=1.0)))
-    group, values, offsets = bags._group, here(1, 2, 1, 1), here(0, 2)
+    group, values, offsets = group_of(bags), here(1, 2, 1, 1), here(0, 2)
     before = bags.table("a").lookup([1, 2])
     torch.use_deterministic_algorithms(True)  # what is not written is NaN then
     try:
@@ -396,7 +399,7 @@ def test_items_in_no_bag_bring_no_gradient(pooling):
 
 def test_two_kinds_of_errors_are_both_raised():
     bags = on_device(in_hbm(sgd(), "4KiB"))
-    bags._group.lookup(Request(Batch(["a"], here(*range(120)), here(0, 119)), Pooled(4), torch.float32, True, False))
+    group_of(bags).lookup(Request(Batch(["a"], here(*range(120)), here(0, 119)), Pooled(4), torch.float32, True, False))
     with pytest.raises(InputError, match="offsets"):
         bags.check()
     with pytest.raises(CapacityError, match="no room"):
@@ -409,7 +412,7 @@ def test_two_kinds_of_errors_are_both_raised():
 
 def test_slots_that_a_lease_holds_count_against_the_budget():
     bags = on_device(in_hbm(sgd(), "8KiB"))
-    rows = bags._group._rows
+    rows = device_rows_of(bags)
     many = rows._within[0]
     keys = torch.arange(many, device=DEVICE)
     bags.table("a").assign(keys, torch.zeros(many, 4, device=DEVICE))
@@ -427,7 +430,7 @@ def test_slots_that_a_lease_holds_count_against_the_budget():
 @pytest.mark.slow
 def test_keys_erased_under_a_lease_leave_room_for_others():
     bags = on_device(in_hbm(sgd(), "156KiB"))
-    rows = bags._group._rows
+    rows = device_rows_of(bags)
     for first in range(0, 1600, 100):
         bags.table("a").assign(torch.arange(first, first + 100, device=DEVICE), torch.zeros(100, 4, device=DEVICE))
     out = bags(kjt({"a": [[0, 1]]}).to(DEVICE)).values()
@@ -441,7 +444,7 @@ def test_keys_erased_under_a_lease_leave_room_for_others():
 
 def test_a_load_has_the_room_of_what_it_replaces():
     bags = on_device(in_hbm(sgd(), 6000))
-    many = bags._group._rows._within[0]
+    many = device_rows_of(bags)._within[0]
     bags.table("a").assign(torch.arange(many, device=DEVICE), torch.ones(many, 4, device=DEVICE))
     saved = {name: value.clone() for name, value in bags.state_dict().items()}
     out = bags(kjt({"a": [[0, 1]]}).to(DEVICE)).values()
@@ -454,7 +457,7 @@ def test_a_load_has_the_room_of_what_it_replaces():
 @pytest.mark.slow
 def test_refused_memory_loses_no_other(monkeypatch):
     bags = on_device(sgd())
-    storage, cat = bags._group._rows.storage, torch.cat
+    storage, cat = device_rows_of(bags).storage, torch.cat
     bags(kjt({"a": [[1, 2, 3]]}).to(DEVICE)).values().sum().backward()
     used, slots = storage.bytes, storage.families[0].slots
 
@@ -510,7 +513,7 @@ class Late:
 @pytest.mark.parametrize("size", [None, "8KiB"])
 def test_nobody_waits_for_the_device_in_a_table_that_is_full_or_has_room(size):
     bags = on_device(in_hbm(sgd(), size))
-    ledger, clock, waited = bags._group._rows.ledger, [0], []
+    ledger, clock, waited = device_rows_of(bags).ledger, [0], []
     bags.table("a").assign(torch.arange(150), torch.zeros(150, 4))
     for step in range(14):
         clock[0] = step
@@ -534,7 +537,7 @@ def test_batches_that_are_alike_still_find_room():
 def test_where_memory_ends_batches_that_still_fit_are_trained(monkeypatch):
     bags = on_device(sgd())
     bags(kjt({"a": [[key] for key in range(100)]}).to(DEVICE)).values().sum().backward()
-    rows, grow = bags._group._rows, HbmStorage.grow
+    rows, grow = device_rows_of(bags), HbmStorage.grow
     left = rows.storage.supply(0) - len(bags.table("a"))
 
     def refuse(*_arguments):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.device_tables import Twins
+from support.inside import device_rows_of, group_of
 
 import shoal
 from shoal import Table
@@ -173,8 +174,8 @@ def test_first_lookups_of_several_threads_are_whole():
     bags.eval()
     wanted = bags(features).values()
     for _ in range(5):
-        bags._group._plans.clear()  # nothing is compiled for this order of features
-        bags._group._newest_plan = None
+        group_of(bags)._plans.clear()  # nothing is compiled for this order of features
+        group_of(bags)._newest_plan = None
         outs = [None] * 4
 
         def look(number, outs=outs):
@@ -220,7 +221,7 @@ def test_one_key_a_hundred_thousand_times_is_summed_alike_every_time():
 
 def test_a_group_of_more_than_2_to_the_31_elements():
     bags = shoal.EmbeddingBagCollection([Table("a", 256, optimizer=shoal.SGD(lr=1.0))], device="cuda")
-    group, many = bags._group, 9_000_000  # x 256 elements
+    group, many = group_of(bags), 9_000_000  # x 256 elements
     for keys in torch.arange(many, device="cuda").split(1 << 20):
         group._rows.upsert(0, keys)
     far = torch.tensor([many - 1, 0], device="cuda")
@@ -300,7 +301,7 @@ def test_empty_batches_come_again_and_again():
 
 def test_nobody_hears_of_a_step_before_it_is_over():
     bags, features = trained(Table("a", 64))
-    ledger = bags._group._rows.ledger
+    ledger = device_rows_of(bags).ledger
     while ledger.sent < 2 * ledger.copies:  # each event was recorded before
         bags(features).values().sum().backward()
     bags.check()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.batches import kjt, random_kjt
 from support.device_tables import DEVICE, Twins, assert_alike, assert_close, here, on_device, train
+from support.inside import device_rows_of
 
 import shoal
 from shoal import Table
@@ -158,11 +159,11 @@ def test_an_empty_state_dict_empties_the_tables():
 def test_slots_of_erased_rows_come_back_when_tables_are_loaded():
     bags = on_device(Table("a", 4))
     state = bags.state_dict()
-    held = bags._group._rows.storage.families[0]
+    held = device_rows_of(bags).storage.families[0]
     for _ in range(3):
         out = bags(kjt({"a": [list(range(40))]}).to(DEVICE))
         bags.table("a").erase(here(*range(40)))
         bags.load_state_dict(state)
         del out
-        free = len(held.free) - int(bags._group._rows.ledger.taken[0])
+        free = len(held.free) - int(device_rows_of(bags).ledger.taken[0])
         assert free == held.slots

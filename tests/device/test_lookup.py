@@ -6,6 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.batches import kjt, random_kjt
 from support.device_tables import DEVICE, Twins, here, on_device, placed
+from support.inside import device_rows_of
 
 import shoal
 from shoal import Table
@@ -189,8 +190,8 @@ def test_rows_spread_over_many_slabs(monkeypatch):
     for step in range(3):
         twins.step(random_kjt(["a", "b", "c"], bags=6, keys=60, seed=step), seed=step)
     twins.check()
-    assert twins.device._group._rows.storage.slab_bits == 3
-    assert twins.device._group._rows.storage._slab_count > 8
+    assert device_rows_of(twins.device).storage.slab_bits == 3
+    assert device_rows_of(twins.device).storage._slab_count > 8
 
 
 def test_a_table_that_is_emptied_and_filled_takes_the_same_slots_again():
@@ -200,7 +201,7 @@ def test_a_table_that_is_emptied_and_filled_takes_the_same_slots_again():
         bags(kjt({"a": [keys]}).to(DEVICE)).values().sum().backward()
         assert bags.table("a").erase(keys) == 40
     bags.check()
-    assert len(bags._group._rows.storage._memory) == 1
+    assert len(device_rows_of(bags).storage._memory) == 1
     assert len(bags.table("a")) == 0
 
 

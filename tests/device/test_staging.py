@@ -10,6 +10,7 @@ from support.batches import kjt, random_kjt
 from support.device_pairs import adam, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
 from support.device_storages import FORMS, ON_ONE_FORM, Below, assert_sound
 from support.device_tables import DEVICE, backward, in_hbm, outputs, placed
+from support.inside import device_rows_of, group_of, nothing_is_staged, staged_batches_of, table_of
 
 import shoal
 from shoal import Dram, Hbm
@@ -52,7 +53,7 @@ def test_prefetch_changes_nothing(tiers):
     for ours, theirs in zip(got, wanted, strict=True):
         for one, two in zip(ours, theirs, strict=True):
             same(one, two)
-    assert not ahead._group.staged
+    assert not staged_batches_of(ahead)
     ahead.check()
     for one, two in zip(ahead.state_dict().values(), plain.state_dict().values(), strict=True):
         same(one, two)
@@ -61,13 +62,13 @@ def test_prefetch_changes_nothing(tiers):
 
 
 def _is_staged(bags, batch):
-    return any(staging.values is batch.values() for staging in bags._group.staged.values())
+    return any(staging.values is batch.values() for staging in staged_batches_of(bags).values())
 
 
 def test_nothing_is_staged_where_few_rows_come_up(monkeypatch):
     monkeypatch.setattr("shoal.table.device.cache._BATCHES_BETWEEN", 2)
     bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("3KiB"), Dram("64KiB")])], device=DEVICE)
-    many = bags._group._rows.above.most[0]
+    many = device_rows_of(bags).above.most[0]
 
     def is_staged(keys):
         batch = placed(kjt({"a": [keys]}))
@@ -96,7 +97,7 @@ def test_rows_that_came_ahead_need_no_storage_any_more():
         staging = bags.stage(here_now)
         staging.read()
         staging.place(lambda: False)
-        below = bags._group.tables[0].below
+        below = table_of(bags).below
         before = below.fetched, below.below.stats().hits
         with torch.no_grad():
             bags(here_now)
@@ -154,7 +155,7 @@ def test_rows_of_a_staged_batch_stay_when_stamps_begin_anew(form):
 
     for first in range(0, 120, 30):
         step(kjt({"a": [list(range(first, first + 30))]}), first)
-    stamps = tiers._group._rows.stamps
+    stamps = device_rows_of(tiers).stamps
     stamps._numbers = itertools.count(2**30 - 2)
     found, placed_ahead = (placed(kjt({"a": [list(range(first, first + 20, 2))]})) for first in (0, 80))
     stagings = [tiers.stage(found), tiers.stage(placed_ahead)]
@@ -166,7 +167,7 @@ def test_rows_of_a_staged_batch_stay_when_stamps_begin_anew(form):
     assert [stamps.of(staging.number) for staging in stagings] == [1, 2]
     stagings[0].place(lambda: False)
     for seed, (batch, staging) in enumerate(zip((found, placed_ahead), stagings, strict=True)):
-        assert not tiers._group.staged[staging.address].waits or staging.is_still_right(staging.plan)
+        assert not staged_batches_of(tiers)[staging.address].waits or staging.is_still_right(staging.plan)
         outs = [module(batch) for module in (tiers, whole)]
         staging.release()
         same(*(out.values().detach() for out in outs))
@@ -183,10 +184,10 @@ def test_rows_do_not_move_ahead_once_a_lookup_is_in_a_graph():
         backward(bags(placed(kjt({"a": [list(range(first, first + 30))]}))))
     staging = bags.stage(placed(kjt({"a": [list(range(20))]})))
     before = bags.stats()["a"].tiers[0].promotions
-    bags._group._streams.is_captured = True
+    group_of(bags)._streams.is_captured = True
     staging.place(lambda: False)
     assert bags.stats()["a"].tiers[0].promotions == before
-    bags._group._streams.is_captured = False
+    group_of(bags)._streams.is_captured = False
     staging.place(lambda: False)
     assert bags.stats()["a"].tiers[0].promotions > before
     staging.release()
@@ -196,7 +197,7 @@ def test_stamps_begin_anew_where_batches_are_only_staged():
     bags = shoal.EmbeddingBagCollection([with_tiers(adam(), [Hbm("2KiB"), Dram("64KiB")])], device=DEVICE, seed=7)
     batch = placed(kjt({"a": [[1, 2, 3]]}))
     backward(bags(batch))
-    stamps = bags._group._rows.stamps
+    stamps = device_rows_of(bags).stamps
     stamps._numbers = itertools.count(2**30 + 5)
     staging = bags.stage(batch)
     staging.place(lambda: False)
@@ -235,7 +236,7 @@ def test_a_batch_may_be_let_go_while_it_is_being_found(monkeypatch):
     staging.release()
     finder.join(60)
     assert not finder.is_alive()
-    assert not bags._group.staged and not any(table.below.below._staged for table in bags._group.tables)
+    assert nothing_is_staged(bags)
 
 
 def test_several_batches_are_read_at_a_time():
@@ -266,10 +267,10 @@ def test_several_batches_are_read_at_a_time():
     assert not both.broken
     for staging, batch, mine in zip(stagings, batches, ours, strict=True):
         staging.place(lambda: False)
-        before = pair.tiers._group.tables[0].below.fetched
+        before = table_of(pair.tiers).below.fetched
         outs = [pair.tiers(mine), pair.whole(placed(batch))]
         same(*(out.values().detach() for out in outs))
-        assert pair.tiers._group.tables[0].below.fetched == before
+        assert table_of(pair.tiers).below.fetched == before
         pair.backward(outs)
         staging.release()
     assert_sound(pair.tiers)

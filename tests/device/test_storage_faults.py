@@ -10,6 +10,7 @@ from support.batches import kjt, random_kjt
 from support.device_pairs import adam, same, small_slabs, with_tiers  # noqa: F401 (a fixture)
 from support.device_storages import ON_ONE_FORM, Below, assert_sound
 from support.device_tables import DEVICE, here, placed
+from support.inside import device_rows_of, table_of
 
 import shoal
 from shoal import Feature, Hbm, Ssd, Table, _native
@@ -61,7 +62,7 @@ def test_a_table_is_whole_again_once_what_is_unreadable_is_erased(form, tmp_path
     assert tables[0].unreadable().tolist() == []
     for segment in tmp_path.rglob("*.seg"):
         os.truncate(segment, 0)
-    below = pair.tiers._group.tables[0].below
+    below = table_of(pair.tiers).below
     absent = tables[0].keys()[below.is_absent(tables[0].keys().cpu()).to(DEVICE)]
     assert len(absent)
     with pytest.raises(StorageError, match="The file was cut") as raised:
@@ -108,7 +109,7 @@ def test_rows_whose_writing_fails_in_another_thread_are_not_lost():
     many = pair.stats(0).capacity
     for first in range(0, 4 * many, many // 2):
         pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
-    storage = pair.tiers._group.tables[0].below.below.storage
+    storage = table_of(pair.tiers).below.below.storage
     staging = pair.tiers.stage(placed(kjt({"a": [list(range(5))]})))
     staging.read()
     writes, may_fail, errors = threading.Event(), threading.Event(), []
@@ -153,7 +154,7 @@ def test_an_erase_that_fails_half_way_leaves_what_is_in_memory():
     for first in range(0, 2 * many, many // 2):
         pair.step(kjt({"a": [list(range(first, first + many // 2))], "r": [[]]}))
     pair.step(kjt({"a": [[many]], "r": [[0, 1]]}))  # clean copies above
-    storage = pair.tiers._group.tables[0].below.below.storage
+    storage = table_of(pair.tiers).below.below.storage
     storage.at_erase = refuse
     with pytest.raises(OSError, match="told to fail"):
         pair.tiers.table("a").erase(here(0, 1))
@@ -169,7 +170,7 @@ def test_memory_that_ends_while_rows_come_or_leave(what, monkeypatch):
     many = pair.stats(0).capacity
     for first in range(0, 2 * many, many // 2):
         pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
-    rows = pair.tiers._group._rows
+    rows = device_rows_of(pair.tiers)
     owner = rows.storage if what == "unpack" else rows
     original, refused = getattr(owner, what), []
 
@@ -199,7 +200,7 @@ def test_a_table_that_was_large_once_chooses_no_row_twice():
     for first in range(100, 100 + 2 * many, many // 2):
         pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
     pair.each(lambda module: module.load_state_dict(small))
-    pair.tiers._group.tables[0].below._hand = 12
+    table_of(pair.tiers).below._hand = 12
     waiting, _ = pair.forward(kjt({"a": [[1, 2]]}))
     with pytest.raises(CapacityError, match="others at work"):
         pair.tiers(placed(kjt({"a": [list(range(1000, 1000 + many - 1))]})))
@@ -235,7 +236,7 @@ def test_a_load_that_fails_leaves_tables_that_it_did_not_reach():
     state = bags.state_dict()
     bags.table("b").erase([7])
     for fails, says, rows in ((0, "'b' stayed as before.", [0, 29]), (1, "'a' did load.", [30, 0])):
-        storage = bags._group.tables[fails].below.below.storage
+        storage = table_of(bags, fails).below.below.storage
         storage.at_write = refuse
         with pytest.raises(OSError, match="told to fail") as caught:
             bags.load_state_dict(state)
@@ -270,7 +271,7 @@ def test_rows_are_counted_again_once_a_storage_is_back_that_went_in_an_erase():
     pair = Below("hbm", adam(), size="3KiB", below=Remote)
     many = 3 * pair.stats(0).capacity
     pair.each(lambda module: module.table("a").assign(range(many), torch.ones(many, 4, device=DEVICE)))
-    table, storage = pair.tiers.table("a"), pair.tiers._group.tables[0].below.below.storage
+    table, storage = pair.tiers.table("a"), table_of(pair.tiers).below.below.storage
     storage.is_leaving = True
     with pytest.raises(ConnectionError, match="lost in the middle"):
         table.erase(range(many // 2))

@@ -11,6 +11,7 @@ from support.batches import kjt, random_kjt
 from support.device_pairs import EXTREME, adam, do_anything, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
 from support.device_storages import FORMS, ON_ALL_FORMS, ON_ONE_FORM, Below, assert_sound
 from support.device_tables import DEVICE, backward, in_hbm, placed
+from support.inside import device_rows_of
 
 import shoal
 from shoal import Dram, Feature, Hbm, Ssd, Table
@@ -172,7 +173,7 @@ def test_memory_too_small_for_what_is_at_work_is_an_error_and_changes_nothing(fo
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_row_that_is_used_in_place_stays_where_it_is_whoever_else_needs_it(ahead):
     pair = Below("dram", adam(), size="16KiB")
-    many = pair.tiers._group._rows.above.most[0]
+    many = device_rows_of(pair.tiers).above.most[0]
     pair.step(kjt({"a": [[1000]]}))
     for first in (2000, 3000):
         pair.step(kjt({"a": [list(range(first, first + many))]}))

@@ -21,6 +21,7 @@ from support.device_pairs import (  # noqa: F401
 )
 from support.device_pairs import Pair as BasePair
 from support.device_tables import DEVICE, in_hbm, train
+from support.inside import device_rows_of
 
 import shoal
 from shoal import Dram, Feature, Hbm, Table
@@ -167,7 +168,7 @@ def test_forwards_before_their_backwards_keep_their_rows():
 
 def test_a_row_that_is_used_in_place_stays_there_until_its_backward():
     pair = Pair(adam(), hbm="1KiB")
-    many = pair.tiers._group._rows.above.most[0]
+    many = device_rows_of(pair.tiers).above.most[0]
     first, _ = pair.forward(kjt({"a": [list(range(3 * many))]}))  # most find no slot above
     assert pair.above().pinned == pair.above().rows <= many
     second, _ = pair.forward(kjt({"a": [list(range(2 * many, 4 * many))]}))
@@ -181,7 +182,7 @@ def test_a_row_that_is_used_in_place_stays_there_until_its_backward():
 
 def test_rows_come_up_while_another_batch_waits():
     pair = Pair(adam(), hbm="3KiB")
-    many = pair.tiers._group._rows.above.most[0]
+    many = device_rows_of(pair.tiers).above.most[0]
     pair.step(kjt({"a": [list(range(2 * many))]}))
     outs, _ = pair.forward(kjt({"a": [list(range(4))]}))
     before = pair.above().promotions
@@ -193,7 +194,7 @@ def test_rows_come_up_while_another_batch_waits():
 
 def test_rows_that_wait_for_their_backward_stay_when_stamps_begin_anew():
     pair = Pair(adam(), hbm="1KiB")
-    numbered, many = pair.tiers._group._rows.stamps, pair.tiers._group._rows.above.most[0]
+    numbered, many = device_rows_of(pair.tiers).stamps, device_rows_of(pair.tiers).above.most[0]
     pair.step(kjt({"a": [list(range(4 * many))]}))
     numbered._numbers = itertools.count(2**30 - 2)
     waiting = [pair.forward(kjt({"a": [list(range(2 * many))]}))[0]]  # half of it is used in place
@@ -215,8 +216,8 @@ def test_rows_that_wait_for_their_backward_stay_when_stamps_begin_anew():
 def test_rows_leave_though_stamps_need_all_of_their_bits(monkeypatch):
     monkeypatch.setattr(stamps, "_MOST", 2**31 - 2)
     pair = Pair(adam(), hbm="1KiB")
-    pair.tiers._group._rows.stamps._numbers = itertools.count(2**31 - 7)
-    many = pair.tiers._group._rows.above.most[0]
+    device_rows_of(pair.tiers).stamps._numbers = itertools.count(2**31 - 7)
+    many = device_rows_of(pair.tiers).above.most[0]
     for step in range(4):
         pair.step(kjt({"a": [list(range(step % 3 * many, (step % 3 + 1) * many))]}), step)
     pair.check()
@@ -239,7 +240,7 @@ def test_forwards_without_a_backward():
 def test_a_clean_row_is_not_written_down():
     table = Table("a", 4, features=["t", Feature("r", mode="read")], optimizer=shoal.Adam(lr=0.1))
     pair = Pair(table, hbm="1KiB")
-    many = pair.tiers._group._rows.above.most[0]
+    many = device_rows_of(pair.tiers).above.most[0]
     pair.step(kjt({"t": [list(range(4 * many))], "r": [[]]}))
     keys = list(range(4 * many))
     for begin in range(0, 4 * many, many // 2):
@@ -257,7 +258,7 @@ def test_a_clean_row_is_not_written_down():
 def test_a_row_that_is_written_down_takes_the_home_of_the_one_that_comes():
     table = Table("a", 4, features=["t", Feature("r", mode="read")], optimizer=shoal.Adam(lr=0.1))
     pair = Pair(table, hbm="1KiB")
-    rows = pair.tiers._group._rows
+    rows = device_rows_of(pair.tiers)
     many = rows.above.most[0]
     pair.step(kjt({"t": [list(range(2 * many))], "r": [[]]}))
     up = rows.above.index.entries(0)[0].tolist()
@@ -278,7 +279,7 @@ def test_a_row_that_is_written_down_takes_the_home_of_the_one_that_comes():
 @pytest.mark.slow
 def test_rows_find_their_homes_once_the_index_below_was_built_anew():
     pair = Pair(adam(), hbm="1KiB")
-    rows = pair.tiers._group._rows
+    rows = device_rows_of(pair.tiers)
     pair.step(kjt({"a": [list(range(60))]}))
     for grow in (True, False):
         before, up = rows.index.moved[0], rows.above.index.entries(0)[0]
@@ -298,7 +299,7 @@ def test_rows_find_their_homes_once_the_index_below_was_built_anew():
 
 def test_rows_that_were_used_last_stay_above():
     pair = Pair(adam(), hbm="3KiB")
-    many = pair.tiers._group._rows.above.most[0]
+    many = device_rows_of(pair.tiers).above.most[0]
     hot = list(range(many // 2))
     pair.step(kjt({"a": [hot]}))
     for step in range(8):
@@ -313,7 +314,7 @@ def test_finds_end_although_keys_come_and_go():
     pair = Pair(adam(), hbm="3KiB")
     for step in range(8):
         pair.step(kjt({"a": [[100 * step + n for n in range(15)]]}))
-    buckets = pair.tiers._group._rows.above.index._buffers[0]
+    buckets = device_rows_of(pair.tiers).above.index._buffers[0]
     assert int((buckets[:, 16:24] == HOLE.value).sum()) <= 8
     pair.check()
 
@@ -333,9 +334,9 @@ def buckets_in(index, keys):
 @pytest.mark.slow
 def test_keys_go_back_to_their_home_once_others_left_it():
     pair = Pair(adam(), hbm="3KiB")
-    index = pair.tiers._group._rows.above.index
+    index = device_rows_of(pair.tiers).above.index
     pair.step(kjt({"a": [[0]]}))
-    many = pair.tiers._group._rows.above.most[0]
+    many = device_rows_of(pair.tiers).above.most[0]
     pool = list(range(1, 4000))
     crowd = [key for key, home in zip(pool, homes_in(index, pool), strict=True) if home == 2]
     crowd, hot = crowd[:8], crowd[8:12]
@@ -354,7 +355,7 @@ def test_keys_go_back_to_their_home_once_others_left_it():
 def test_keys_that_crowd_together_come_and_go():
     pair = Pair(adam(), hbm="3KiB")
     pair.step(kjt({"a": [[0]]}))
-    index, pool = pair.tiers._group._rows.above.index, list(range(1, 4000))
+    index, pool = device_rows_of(pair.tiers).above.index, list(range(1, 4000))
     ends = (0, index.buckets(0) - 1)  # who finds no place in the last bucket goes on in the first
     pool = [key for key, home in zip(pool, homes_in(index, pool), strict=True) if home in ends][:60]
     generator = torch.Generator().manual_seed(0)
@@ -378,12 +379,12 @@ def test_eval_reads_both_tiers_and_moves_nothing():
     pair = Pair(adam(), hbm="1KiB")
     for step in range(3):
         pair.step(random_kjt(["a"], bags=8, keys=60, seed=step), seed=step)
-    above = pair.tiers._group._rows.above.index.entries(0)
+    above = device_rows_of(pair.tiers).above.index.entries(0)
     before = pair.above()
     for seed in range(3):
         pair.evaluate(random_kjt(["a"], bags=8, keys=80, seed=seed))
     after = pair.above()
-    assert all(torch.equal(*one) for one in zip(above, pair.tiers._group._rows.above.index.entries(0), strict=True))
+    assert all(torch.equal(*one) for one in zip(above, device_rows_of(pair.tiers).above.index.entries(0), strict=True))
     assert (after.promotions, after.demotions) == (before.promotions, before.demotions)
     assert after.hits + after.misses > before.hits + before.misses
     pair.check()
@@ -484,7 +485,7 @@ def test_both_budgets_hold_and_the_last_tier_is_what_a_table_may_have():
         for first in range(0, 1000, 40):
             train(bags, kjt({"a": [list(range(first, first + 40))]}))
             bags.check()
-    rows = bags._group._rows
+    rows = device_rows_of(bags)
     stats = bags.table("a").stats()
     assert rows.storage.bytes + rows.above.index.bytes(0) + 4 * rows.above.capacity(0) == stats.tiers[0].bytes <= 2048
     assert rows.storage.host_bytes + rows.index.bytes(0) <= 8 * 1024
@@ -504,7 +505,7 @@ def test_both_budgets_hold_and_the_last_tier_is_what_a_table_may_have():
 
 def test_stats_tell_of_each_tier():
     pair = Pair(adam(), hbm="1KiB", dram="1MiB")
-    many = pair.tiers._group._rows.above.most[0]
+    many = device_rows_of(pair.tiers).above.most[0]
     pair.step(kjt({"a": [list(range(many))]}))
     pair.step(kjt({"a": [list(range(many, 2 * many))]}))
     hbm, dram = pair.tiers.table("a").stats().tiers

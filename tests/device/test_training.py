@@ -6,6 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.batches import kjt, random_kjt
 from support.device_tables import DEVICE, Twins, assert_alike, on_device, train
+from support.inside import device_rows_of
 
 import shoal
 from shoal import Clip, Feature, Table
@@ -256,8 +257,8 @@ def test_equal_runs_give_equal_bits():
 
 def test_the_host_remembers_no_more_steps_than_it_can_hear_of():
     bags = on_device(Table("a", 2))
-    bags._group._rows.index.reserve({0: 10_000})
-    rows = bags._group._rows
+    device_rows_of(bags).index.reserve({0: 10_000})
+    rows = device_rows_of(bags)
     rows.storage.grow(0, 10_000)
     for place in range(2):
         rows.room.set_fit(place, 10_000)  # so much room that nobody asks

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.exchange import assert_same_table, committed
+from support.inside import table_of
 from support.logged import assert_rows, made, rows_of, train
 from support.sweeps import examples
 
@@ -408,7 +409,7 @@ def test_a_file_whose_rows_do_not_fit_changes_nothing(tmp_path, monkeypatch, kin
         import_parquet(tmp_path / "x.parquet", table)
     assert raised.value.__notes__ == ["Nothing was imported."]
     assert_rows(bags, before)
-    held = bags._group.tables[0]
+    held = table_of(bags)
     room = held.below.capacity if ssd else 100 + held.spare(20_000)
     pq.write_table(pa.table(columns(room + 1)), tmp_path / "x.parquet")
     with pytest.raises(CapacityError):

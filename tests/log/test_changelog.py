@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.batches import kjt, train_step
+from support.inside import table_of
 from support.logged import assert_rows, batch, made, recovered, rows_of, train
 
 import shoal
@@ -81,7 +82,7 @@ def test_changes_of_rows_that_are_moved_before_they_are_committed(tmp_path):
     bags.table("t").assign(keys, torch.randn(len(keys), 64))
     with shoal.ChangeLog(tmp_path / "log") as log:
         log.commit(bags)
-        storage = bags._group.tables[0].storage
+        storage = table_of(bags).storage
         before = storage.bytes
         kept = keys[-300:]
         train_step(bags, kjt({"t": [kept.tolist()]}))

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from support.counting import counted, failing
+from support.inside import table_of
 from support.logged import assert_rows, made, recovered, rows_of, train
 
 import shoal
@@ -159,7 +160,7 @@ def test_a_seal_that_fails_loses_no_change(tmp_path, monkeypatch, call, error):
     with shoal.ChangeLog(tmp_path / "log") as log:
         log.commit(bags)
         train(bags, range(4, 8))
-        storage = bags._group.tables[0].storage
+        storage = table_of(bags).storage
         if error is not None:
 
             def fail(_slots):

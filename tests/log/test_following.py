@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.batches import kjt, train_step
+from support.inside import table_of
 from support.logged import assert_rows, made, recovered, rows_of, train
 from support.tiered import below
 
@@ -19,7 +20,7 @@ def one_table(tiers=None):
 
 def waiting(bags):
     """Keys that a table keeps for whoever asks next."""
-    held = bags._group.tables[0].changes
+    held = table_of(bags).changes
     (base,) = held._bases.values()
     return held._listed + base.cursor.waiting
 
@@ -59,7 +60,7 @@ def test_keys_that_are_born_and_die_behind_a_log_do_not_pile_up(tmp_path, sealed
             bags.table("t").assign(keys, torch.randn(len(keys), 4))
             bags.table("t").erase(keys[100:])
             if sealed:  # by another log
-                bags._group.tables[0].seal()
+                table_of(bags).seal()
             assert waiting(bags) <= 4 * changes._LEAST_KEYS
         log.commit(bags)
         assert log.newest.tables["t"].replaces
@@ -107,7 +108,7 @@ def test_a_table_goes_with_its_last_user():
     gc.collect()
     gc.disable()
     try:
-        table = weakref.ref(bags._group.tables[0])
+        table = weakref.ref(table_of(bags))
         del bags
         assert table() is None
     finally:
@@ -119,7 +120,7 @@ def test_a_log_that_was_lost_is_recovered_whole(tmp_path):
     with shoal.ChangeLog(tmp_path / "log") as log:
         train(bags, range(3))
         log.commit(bags)
-        bags._group.tables[0].changes.lose()
+        table_of(bags).changes.lose()
         train(bags, range(3, 5))
         log.commit(bags)
     assert_rows(recovered(tmp_path / "log")[0], rows_of(bags))

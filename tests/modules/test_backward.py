@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from support.batches import assert_same_rows, assert_unchanged, kjt, memory, random_kjt, train_step
+from support.inside import group_of, live_leases_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -166,7 +167,7 @@ def test_checkpointing_updates_once_and_gives_the_same_rows(reentrant):
         for loss in losses:
             loss.backward()
         assert other.bags.table("a").stats().step == step + 1
-        assert len(other.bags._group._leases.live()) <= 1
+        assert len(live_leases_of(other.bags)) <= 1
     assert_same_rows(plain, other)
     for one, two in zip(plain.parameters(), other.parameters(), strict=True):
         assert torch.equal(one.grad, two.grad)
@@ -206,7 +207,7 @@ def test_forwards_without_a_backward_do_not_leak(mode):
         if step == 100:
             gc.collect()
             before = resident_bytes()
-    assert len(bags._group._leases.live()) <= 2
+    assert len(live_leases_of(bags)) <= 2
     assert resident_bytes() - before < 30 * 2**20  # a batch is over half a megabyte
     assert bags.table("a").stats().step == 0
     out.values().sum().backward()
@@ -216,10 +217,10 @@ def test_a_forward_that_is_dropped_lets_its_rows_go():
     bags = sgd()
     out = output(bags, BATCH)
     bags.table("a").erase([1])
-    assert bags._group.newest_lease is not None
+    assert group_of(bags).newest_lease is not None
     del out
     bags.table("a").erase([99])
-    assert bags._group.newest_lease is None
+    assert group_of(bags).newest_lease is None
 
 
 def test_a_graph_that_is_kept_after_its_backward_does_no_harm():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.batches import assert_unchanged, kjt, memory, random_kjt, train_step
+from support.inside import group_of
 
 import shoal
 from shoal.errors import ConfigError, DeviceError, InputError, NotFoundError
@@ -118,7 +119,7 @@ def test_malformed_tensors_are_refused(values, offsets, weights, message):
     before = memory(bags)
     with pytest.raises(InputError, match=message):
         batch = Batch(["a", "b"], values, offsets, weights)
-        ops.lookup(bags._group.name, torch.zeros(1), Request(batch, Pooled(7), torch.float32, True, False))
+        ops.lookup(bags.name, torch.zeros(1), Request(batch, Pooled(7), torch.float32, True, False))
     assert_unchanged(bags, before)
 
 
@@ -251,7 +252,7 @@ def test_the_update_operator_wants_the_tensors_of_its_forward(change, match):
     bags = trained()
     batch = by_lengths(1, 1, 1, 1)
     token = torch.zeros(1)
-    group = bags._group.name
+    group = bags.name
     keyed = Batch(["a", "b"], batch.values(), batch.offsets())
     _, lease = ops.lookup(group, token, Request(keyed, Pooled(7), torch.float32, True, True))
     before = memory(bags)
@@ -274,7 +275,7 @@ def test_outputs_of_another_type_are_refused():
     batch = by_lengths(1, 1, 1, 1)
     with pytest.raises(InputError, match="float64"):
         keyed = Batch(["a", "b"], batch.values(), batch.offsets())
-        ops.lookup(bags._group.name, torch.zeros(1), Request(keyed, Pooled(7), torch.float64, True, False))
+        ops.lookup(bags.name, torch.zeros(1), Request(keyed, Pooled(7), torch.float64, True, False))
 
 
 def test_the_operator_of_the_other_kind_of_tables_is_refused():
@@ -282,9 +283,9 @@ def test_the_operator_of_the_other_kind_of_tables_is_refused():
     bags, sequences = trained(), trained_sequences()
     token, keyed = torch.zeros(1), Batch(["a", "b"], batch.values(), batch.offsets(), counts=[2, 2])
     with pytest.raises(InputError, match="call lookup_each"):
-        ops.lookup(sequences._group.name, token, Request(keyed, Pooled(8), torch.float32, False, False))
+        ops.lookup(sequences.name, token, Request(keyed, Pooled(8), torch.float32, False, False))
     with pytest.raises(InputError, match="its tables pool"):
-        ops.lookup(bags._group.name, token, Request(keyed, Each(14), torch.float32, False, False))
+        ops.lookup(bags.name, token, Request(keyed, Each(14), torch.float32, False, False))
 
 
 class Foreign:
@@ -335,4 +336,4 @@ def test_orders_of_features_are_not_remembered_for_ever():
     bags = shoal.EmbeddingBagCollection([shoal.Table(name, 2) for name in names])
     for order in itertools.islice(itertools.permutations(names), 200):
         bags(shoal.KeyedJaggedTensor(list(order), torch.arange(8), lengths=torch.ones(8, dtype=torch.int64)))
-    assert len(bags._group._plans) <= 64
+    assert len(group_of(bags)._plans) <= 64

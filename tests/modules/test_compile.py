@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.batches import assert_same_rows, kjt, random_kjt
+from support.inside import group_of, live_leases_of
 from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch.utils.checkpoint import checkpoint
@@ -109,7 +110,7 @@ def test_training_is_the_same_bit_for_bit(backend, weighted, calls):
     assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
     assert_same_rows(plain.bags, model.bags)
     torch.testing.assert_close(plain.scale.grad, model.scale.grad)
-    assert len(model.bags._group._leases.live()) <= 1
+    assert len(live_leases_of(model.bags)) <= 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -309,7 +310,7 @@ def test_forwards_without_a_backward_keep_nothing():
     compiled = torch.compile(bags, backend="aot_eager", fullgraph=True)
     for _ in range(50):
         compiled(kjt({"a": [[1, 2], [3]]}))
-    assert len(bags._group._leases.live()) <= 2
+    assert len(live_leases_of(bags)) <= 2
 
 
 def test_settings_change_without_a_recompilation():
@@ -342,13 +343,13 @@ def test_the_operators_pass_torchs_own_checks():
     batch = random_kjt(["a", "b"])
     token = torch.zeros(1)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    common = (bags._group.name, token, ["a", "b"], batch.values(), batch.offsets())
+    common = (bags.name, token, ["a", "b"], batch.values(), batch.offsets())
     for training in (True, False):
         arguments = (*common, None, 7, training, False, torch.float32)
         torch.library.opcheck(torch.ops.shoal.lookup.default, arguments, test_utils=tests)
         counts = batch.length_per_key()
         size = 4 * counts[0] + 3 * counts[1]
-        arguments = (sequences._group.name, *common[1:], counts, size, training, False, torch.float32)
+        arguments = (sequences.name, *common[1:], counts, size, training, False, torch.float32)
         torch.library.opcheck(torch.ops.shoal.lookup_each.default, arguments, test_utils=tests)
 
 
@@ -376,7 +377,7 @@ def compiled_loss(collection):
 @pytest.mark.parametrize("make", [pooling, sequences])
 def test_a_compiled_graph_keeps_its_tables_alive(make, calls):
     collection = make(name="compiled")
-    group = weakref.ref(collection._group)
+    group = weakref.ref(group_of(collection))
     loss = compiled_loss(collection)
     del collection
     torch._dynamo.reset()  # compiled code keeps its module

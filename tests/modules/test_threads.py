@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from support.batches import kjt, random_kjt
+from support.inside import group_of, live_leases_of
 from support.tiered import SMALL, below, outputs
 from support.tiered import collection as tiered
 
@@ -57,7 +58,7 @@ def test_lookups_see_whole_steps():
     bags = collection()
     step(bags)
     batch = kjt({"a": [[key] for key in KEYS]})
-    evaluating = bags._group
+    evaluating = group_of(bags)
 
     def by_handle():
         assert whole(bags.table("a").lookup(KEYS))
@@ -99,7 +100,7 @@ def test_weight_gradients_in_eval_from_several_threads():
         assert torch.equal(batch.weights().grad, torch.full_like(batch.weights(), DIM / 2))
 
     beside_training([read] * 3, lambda: [read() for _ in range(50)])
-    assert len(bags._group._leases.live()) <= 4
+    assert len(live_leases_of(bags)) <= 4
 
 
 def test_tables_grow_shrink_and_are_read_at_once():
@@ -158,7 +159,7 @@ def test_leases_may_end_in_any_thread():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: outs.pop(), range(20)))
     bags.table("a").erase([0])
-    assert bags._group.newest_lease is None
+    assert group_of(bags).newest_lease is None
 
 
 @pytest.mark.parametrize("kind", [None, "ssd", "memory"], ids=["in memory", "ssd", "storage"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inside import table_of
 
 import shoal
 from shoal import _native
@@ -18,7 +19,7 @@ INITS = [shoal.Uniform(-0.3, 0.7), shoal.Normal(0.5, 2.0), shoal.Zeros(), shoal.
 def test_first_rows_are_the_references_bits(isa, init, dim):
     bags = shoal.EmbeddingBagCollection([shoal.Table("née", dim, init=init)], seed=42)
     unborn = bags.table("née").lookup(KEYS)
-    bags.table("née")._group.tables[0]._with_rows(KEYS.sort().values, lambda _slots: None)
+    table_of(bags)._with_rows(KEYS.sort().values, lambda _slots: None)
     wanted = reference.first_rows(init, 42, "née", KEYS, dim)
     assert torch.equal(bags.table("née").lookup(KEYS), wanted)
     assert torch.equal(unborn, wanted)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import assert_same_rows
+from support.inside import nothing_is_staged
 from support.sweeps import examples
 from support.tiered import assert_equal_outputs, below, collection, outputs, skewed_kjt
 
@@ -168,5 +169,4 @@ def test_whatever_is_done_beside_a_loop(seed, depth, tmp_path_factory):
     gc.collect()
     assert not failed
     assert_same_rows(plain, tiered)
-    assert not tiered._group.staged
-    assert not any(table.below._staged for table in tiered._group.tables if table.below)
+    assert nothing_is_staged(tiered)

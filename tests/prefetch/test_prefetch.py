@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from support.batches import assert_same_rows, kjt
-from support.tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
+from support.inside import group_of, nothing_is_staged, staged_batches_of, table_of
+from support.tiered import SMALL, assert_equal_outputs, below, collection, fetched_by_lookups, outputs, skewed_kjt
 
 import shoal
 from shoal import _native
@@ -57,11 +58,6 @@ def is_quiet():
     )
 
 
-def staged(bags):
-    """What prefetch has left behind."""
-    return bags._group.staged, bags._group.tables[0].below._staged
-
-
 @pytest.mark.parametrize("kind", ["ssd", "memory"])
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_run_is_the_same_and_finds_its_rows_in_memory(kind, depth, tmp_path):
@@ -73,8 +69,8 @@ def test_a_run_is_the_same_and_finds_its_rows_in_memory(kind, depth, tmp_path):
     assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
     assert_same_rows(plain, ahead)
     assert plain.stats()["t"].counters == ahead.stats()["t"].counters
-    assert ahead._group.tables[0].fetched == 0  # no lookup had to fetch
-    assert staged(ahead) == ({}, {}) and is_quiet()
+    assert fetched_by_lookups(ahead) == 0  # no lookup had to fetch
+    assert nothing_is_staged(ahead) and is_quiet()
 
 
 def test_what_happens_between_staging_and_forward(tmp_path):
@@ -114,7 +110,7 @@ def test_the_same_batch_again_and_batches_that_are_not_looked_up(tmp_path):
         for out in outs:
             backward(out, step)
     assert_same_rows(plain, ahead)
-    assert staged(ahead) == ({}, {})
+    assert nothing_is_staged(ahead)
 
 
 def test_leaving_the_loop_early_and_coming_back(tmp_path):
@@ -130,7 +126,7 @@ def test_leaving_the_loop_early_and_coming_back(tmp_path):
             for out in outs:
                 backward(out, step)
         gc.collect()
-        assert staged(ahead) == ({}, {}) and is_quiet()
+        assert nothing_is_staged(ahead) and is_quiet()
     assert_same_rows(plain, ahead)
 
 
@@ -141,7 +137,7 @@ def test_an_exception_in_the_model_or_in_the_loader(tmp_path):
             ahead(batch)
             step // (3 - step)
     gc.collect()
-    assert is_quiet() and staged(ahead) == ({}, {})
+    assert is_quiet() and nothing_is_staged(ahead)
 
     def loader():
         yield from batches(5)
@@ -191,7 +187,7 @@ def test_a_batch_too_large_for_memory_is_not_read_ahead(tmp_path):
         for out in outs:
             backward(out, step)
     assert_same_rows(plain, ahead)
-    assert staged(ahead) == ({}, {})
+    assert nothing_is_staged(ahead)
 
 
 @pytest.mark.filterwarnings("ignore:.*could not be brought ahead:shoal.errors.PrefetchWarning")
@@ -297,11 +293,11 @@ def test_eval_is_staged_too(tmp_path):
     for bags in (plain, ahead):
         train(bags, batches(40))
         bags.eval()
-    before = ahead._group.tables[0].fetched
+    before = fetched_by_lookups(ahead)
     with torch.no_grad():
         for one, two in zip(batches(40, seed=1), shoal.prefetch(batches(40, seed=1), ahead), strict=True):
             assert_equal_outputs([plain(one), ahead(two)])
-    assert before and ahead._group.tables[0].fetched == before
+    assert before and fetched_by_lookups(ahead) == before
     assert_same_rows(plain, ahead)
 
 
@@ -318,7 +314,7 @@ def test_a_lookup_does_not_wait_for_what_another_batch_is_about_to_bring(tmp_pat
     staging.place(lambda: False)
     with torch.no_grad():
         assert_equal_outputs([plain(batch), ahead(batch)])
-    assert staged(ahead) == ({}, {})
+    assert nothing_is_staged(ahead)
     assert_same_rows(plain, ahead)
 
 
@@ -333,7 +329,7 @@ def test_features_are_found_in_the_batch_for_several_collections(tmp_path):
             assert batch is loader[step]
             backward(one(batch["both"]), step)
             backward(two(batch["other" if number else "both"]), step)
-    assert one._group.tables[0].fetched == two._group.tables[0].fetched == 0
+    assert fetched_by_lookups(one) == fetched_by_lookups(two) == 0
 
 
 def test_collections_are_read_beside_each_other():
@@ -439,7 +435,7 @@ def test_rows_leave_and_are_born_while_a_large_batch_is_being_found(tmp_path):
         placed.pop().release()
     assert_same_rows(plain, ahead)
     assert ahead.stats()["t"].tiers[0].demotions > 0
-    assert staged(ahead) == ({}, {})
+    assert nothing_is_staged(ahead)
 
 
 @pytest.mark.parametrize("where", ["read", "write"])
@@ -478,7 +474,7 @@ def test_a_loader_that_is_slow_when_the_loop_is_left(tmp_path, monkeypatch):
             break
     gc.collect()
     time.sleep(1.0)
-    assert staged(ahead) == ({}, {}) and is_quiet()
+    assert nothing_is_staged(ahead) and is_quiet()
 
 
 def test_batches_that_share_their_values_and_not_their_bags(tmp_path):
@@ -588,12 +584,12 @@ def with_key_below():
             bags(batch).values().sum().backward()
 
     def let_leave():
-        while bool((tiers._group.tables[0].find(torch.tensor([KEY])) >= 0).any()):
+        while bool((table_of(tiers).find(torch.tensor([KEY])) >= 0).any()):
             step(next(others))
 
     step(kjt({"t": [[KEY]]}))
     let_leave()
-    return plain, tiers, tiers._group.tables[0].below, step, let_leave
+    return plain, tiers, table_of(tiers).below, step, let_leave
 
 
 def test_a_row_that_changes_and_leaves_between_find_and_read_is_read_as_it_is_then(monkeypatch):
@@ -639,12 +635,12 @@ def test_a_row_that_left_before_it_was_looked_for_is_not_fetched_again():
     placed, find = tiers.stage(batch), HostStaging._find
 
     def late(staging, threads):
-        table = tiers._group.tables[0]
-        with tiers._group.writing():
+        table = table_of(tiers)
+        with group_of(tiers).writing():
             leaving = table.begin_leaving(len(table.index))
         with below.writing:  # it leaves after the staging began to listen, and before it is looked for
             table.write_leaving(leaving)
-        with tiers._group.writing():
+        with group_of(tiers).writing():
             table.end_leaving(leaving)
         assert int(table.find(torch.tensor([KEY]))) < 0
         find(staging, threads)
@@ -652,9 +648,9 @@ def test_a_row_that_left_before_it_was_looked_for_is_not_fetched_again():
     placed._find = lambda threads: late(placed, threads)
     placed.read()
     placed.place(lambda: False)
-    fetched = tiers._group.tables[0].fetched
+    fetched = fetched_by_lookups(tiers)
     assert_equal_outputs([plain(batch), tiers(batch)])
-    assert tiers._group.tables[0].fetched == fetched
+    assert fetched_by_lookups(tiers) == fetched
     placed.release()
 
 
@@ -662,7 +658,7 @@ def test_a_row_that_left_before_it_was_looked_for_is_not_fetched_again():
 def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, monkeypatch):
     plain, tiers, below, step, let_leave = with_key_below()
     wants_alone, goes_on = threading.Event(), threading.Event()
-    writing, batch = tiers._group.writing, kjt({"t": [[KEY]]})
+    writing, batch = group_of(tiers).writing, kjt({"t": [[KEY]]})
 
     def late():
         if threading.current_thread().name == "eval":
@@ -670,13 +666,13 @@ def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, mo
             assert goes_on.wait(30)
         return writing()
 
-    monkeypatch.setattr(tiers._group, "writing", late)
+    monkeypatch.setattr(group_of(tiers), "writing", late)
     placed = tiers.stage(batch) if what == "release" else None
     if placed is not None:
         placed.read()
         below.storage.call, below.storage.thread = "read", "eval"
     look = Request(Batch(["t"], batch.values(), batch.offsets()), Pooled(8), torch.float32, False, False)
-    reader = threading.Thread(target=lambda: tiers._group.lookup(look), name="eval")
+    reader = threading.Thread(target=lambda: group_of(tiers).lookup(look), name="eval")
     reader.start()
     if placed is None:
         assert wants_alone.wait(30)
@@ -686,14 +682,14 @@ def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, mo
         placed.release()
         below.storage.goes_on.set()
         assert wants_alone.wait(30)
-        assert not tiers._group.staged
+        assert not staged_batches_of(tiers)
         step(kjt({"t": [[KEY]]}))
         let_leave()
     assert_equal_outputs([plain(batch), tiers(batch)])
     goes_on.set()
     reader.join()
     assert_same_rows(plain, tiers)
-    assert staged(tiers) == ({}, {})
+    assert nothing_is_staged(tiers)
 
 
 def test_depth_hides_a_storages_latency():
@@ -756,7 +752,7 @@ def test_rows_that_are_read_ahead_and_have_no_place_are_bounded():
 
     plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram(SMALL), Watched])
     some = [kjt({"t": [range(100 * (n % 9), 100 * (n % 9) + 100)]}) for n in range(36)]
-    table = ahead._group.tables[0]
+    table = table_of(ahead)
     batch_bytes = 100 * table.below.row_bytes
     assert 4 * batch_bytes > table.budget
     wanted = train(plain, some)
@@ -853,7 +849,7 @@ def test_threads_that_cannot_be_started_leave_none_behind(started, tmp_path, mon
         patched.setattr(threading.Thread, "start", refusing)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             next(iter(shoal.prefetch(batches(5), ahead)))
-    assert is_quiet() and staged(ahead) == ({}, {})
+    assert is_quiet() and nothing_is_staged(ahead)
     train(ahead, shoal.prefetch(batches(5), ahead))
 
 
@@ -944,7 +940,7 @@ def test_as_many_batches_are_on_their_way_as_depth_says(depth, tmp_path):
     for step, batch in enumerate(shoal.prefetch(loader(), ahead, depth=depth)):
         time.sleep(0.01)
         most_loaded = max(most_loaded, loaded - (step + 1))
-        most_found = max(most_found, len(ahead._group.staged) - 1)
+        most_found = max(most_found, len(staged_batches_of(ahead)) - 1)
         backward(ahead(batch), step)
     assert most_loaded == depth + 1 and most_found == depth
 
@@ -967,7 +963,7 @@ def test_an_interrupt_while_the_loop_finds_lets_all_go(tmp_path, monkeypatch):
             steps += 1
     gc.collect()
     assert len(calls) == 5 and steps < 5
-    assert staged(ahead) == ({}, {}) and is_quiet()
+    assert nothing_is_staged(ahead) and is_quiet()
 
 
 def test_memory_that_is_refused_where_rows_are_placed_is_the_lookups_to_tell(tmp_path, monkeypatch):
@@ -986,4 +982,4 @@ def test_memory_that_is_refused_where_rows_are_placed_is_the_lookups_to_tell(tmp
     got = train(ahead, shoal.prefetch(batches(40), ahead))
     assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
     assert_same_rows(plain, ahead)
-    assert refused >= 2 and staged(ahead) == ({}, {})
+    assert refused >= 2 and nothing_is_staged(ahead)

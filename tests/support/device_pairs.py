@@ -8,6 +8,7 @@ import shoal
 from shoal.table.device.group import DeviceGroup
 from support.batches import kjt
 from support.device_tables import DEVICE, backward, here, outputs, placed
+from support.inside import device_rows_of, table_of
 
 EXTREME = [0, -1, 2**63 - 1, -(2**63)]
 
@@ -58,13 +59,13 @@ def below_of(rows, number):
 
 def _assert_slots_below(bags):
     """Each key has a slot below of its own, and the others are free, or wait for a lease."""
-    rows = bags._group._rows
+    rows = device_rows_of(bags)
     for number, family in enumerate(rows.storage.families):
         if not family.below:
             continue
         tables = [table for table in sorted(rows.tiered) if rows.families[table] == number]
         owned = [slot for table in tables for slot, _entry in below_of(rows, table).values()]
-        limbo = [slots.tolist() for table in tables for _lease, slots, _copies in bags._group.tables[table]._limbo]
+        limbo = [slots.tolist() for table in tables for _lease, slots, _copies in table_of(bags, table)._limbo]
         free = family.free[int(rows.storage.taken[number]) :].tolist()
         all_slots = [*owned, *(slot for slots in limbo for slot in slots), *free]
         assert len(all_slots) == len(set(all_slots)) == family.slots
@@ -72,7 +73,7 @@ def _assert_slots_below(bags):
 
 def assert_copies_sound(bags):
     """What is above is below too, where it says; what is clean is equal there; no slot is lost."""
-    rows = bags._group._rows
+    rows = device_rows_of(bags)
     above, storage = rows.above, rows.storage
     _assert_slots_below(bags)
     for number in sorted(rows.tiered):
@@ -86,7 +87,7 @@ def assert_copies_sound(bags):
         assert [(held[slot] & 0xFFFFFFFF, held[slot] >> 32) for slot in slots.tolist()] == wanted
         homes = torch.tensor([slot for slot, _entry in wanted], dtype=torch.int32, device=slots.device)
         free = above._free(number).tolist()
-        limbo = [slot for _lease, _slots, copies in bags._group.tables[number]._limbo for slot in copies.tolist()]
+        limbo = [slot for _lease, _slots, copies in table_of(bags, number)._limbo for slot in copies.tolist()]
         assert sorted([*free, *slots.tolist(), *limbo]) == sorted(held)
         assert all(held[slot] == -1 for slot in (*free, *limbo))
         family = rows.families[number]
@@ -98,7 +99,7 @@ def assert_copies_sound(bags):
             *(lambda at, c=c, family=family: storage.read_state(family, c, at) for c in layout.columns),
         ):
             same(read(slots[clean]), read(homes[clean]), "a clean row")
-        hbm = bags._group.tables[number].config.tier(shoal.Hbm)
+        hbm = table_of(bags, number).config.tier(shoal.Hbm)
         assert above.bytes(number) <= (0 if hbm is None else hbm.bytes)
 
 

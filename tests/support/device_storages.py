@@ -9,6 +9,7 @@ from shoal.storage import MemoryStorage
 from shoal.storage.hbm import UNSAVED_FLAG
 from support.device_pairs import Pair, assert_copies_sound, with_tiers
 from support.device_tables import DEVICE, in_hbm
+from support.inside import device_rows_of, tables_of
 
 FORMS = {
     "hbm": lambda size, below: [Hbm(size), below],
@@ -21,10 +22,10 @@ ON_ONE_FORM = pytest.mark.parametrize("form", [pytest.param("hbm", marks=pytest.
 def assert_sound(bags):
     """Rows are in memory, in the storage or in both; where they do not differ, they are equal."""
     assert_copies_sound(bags)
-    for number, table in enumerate(bags._group.tables):
+    for number, table in enumerate(tables_of(bags)):
         if table.below is None:
             continue
-        rows, storage = bags._group._rows, table.below.below.storage
+        rows, storage = device_rows_of(bags), table.below.below.storage
         keys, _slots = rows.index.entries(number)
         assert len(keys) + table._rows.held_slots(number) <= rows.capacity(number)
         everywhere = set(keys.tolist()) | set(storage.keys().tolist())

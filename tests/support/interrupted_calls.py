@@ -1,7 +1,6 @@
 """Calls that tests interrupt, and what must be true afterwards."""
 
 import gc
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import shoal
 from shoal.errors import BackwardError
 from support.batches import random_kjt
+from support.inside import live_leases_of, locks_are_free, nothing_is_staged, tables_of
 from support.interrupting import instructions_of, interrupted, no_thread_is_left
 from support.tiered import below, outputs
 
@@ -93,25 +93,14 @@ def is_same(one, other):
 def assert_sound(case, where):
     """No slot, lease, pin or lock is lost."""
     gc.collect()
-    group = case.bags._group
-    got = threading.Event()
-
-    def get():
-        with group.writing(), group.indexes.alone():
-            got.set()
-
-    thread = threading.Thread(target=get, daemon=True)
-    thread.start()
-    assert got.wait(20), where
-    thread.join()
-    assert not group._leases.live(), where
-    for table in group.tables:
+    assert locks_are_free(case.bags), where
+    assert not live_leases_of(case.bags), where
+    assert nothing_is_staged(case.bags), where
+    for table in tables_of(case.bags):
         assert len(table) == len(table.keys()), where
         assert table.storage.native.live == len(table.index), where
         assert not table.has_limbo, where
         assert table.pins(staged=True).count == 0, where
-        if table.below is not None:
-            assert not table.below._staged, where
 
 
 def sweep(make, folder, most, may_be_empty=False, error=KeyboardInterrupt):

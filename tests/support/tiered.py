@@ -40,3 +40,9 @@ def assert_equal_outputs(outs, step=None):
     for other in outs[1:]:
         for one, two in zip(first, outputs(other), strict=True):
             assert torch.equal(one, two.detach()), step
+
+
+def fetched_by_lookups(bags, table="t"):
+    """Returns how many of the positions that lookups hit were read from below memory by the lookup itself."""
+    stats = bags.stats()[table]
+    return stats.counters["hits"] - stats.tiers[0].hits

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from support.batches import assert_same_rows
+from support.inside import group_of, locks_are_free, nothing_is_staged, table_of, tables_of
 from support.tiered import assert_equal_outputs, below, collection, skewed_kjt
 
 import shoal
@@ -68,27 +69,14 @@ class Interrupts:
         return None
 
 
-def locks_are_free(bags):
-    """Whether another thread gets them."""
-    got = threading.Event()
-
-    def get():
-        with bags._group.writing(), bags._group.indexes.alone():
-            got.set()
-
-    threading.Thread(target=get, daemon=True).start()
-    return got.wait(20)
-
-
 def assert_sound(bags, plain):
     gc.collect()
     assert locks_are_free(bags)
-    assert not bags._group.staged
-    for table, other in zip(bags._group.tables, plain._group.tables, strict=True):
+    assert nothing_is_staged(bags)
+    for table, other in zip(tables_of(bags), tables_of(plain), strict=True):
         assert len(table) == len(table.keys()) == len(other)
         assert table.storage.native.live == len(table.index)  # no slot is lost
         if table.below is not None:
-            assert not table.below._staged
             assert bags.stats()[table.config.name].tiers[0].pinned == 0
     assert_same_rows(bags, plain)
 
@@ -166,13 +154,13 @@ def test_rows_that_a_traceback_holds_are_not_taken_out_later(monkeypatch):
     del kept
     gc.collect()
     assert torch.equal(bags.table("a").lookup(bags.table("a").keys()), rows)
-    for table in bags._group.tables:
+    for table in tables_of(bags):
         assert len(table) == len(table.keys()) == table.storage.native.live
 
 
 def test_leases_that_ended_are_not_forgotten(monkeypatch):
     bags = collection(TABLES)
-    group = bags._group
+    group = group_of(bags)
     batch = skewed_kjt("ab", torch.Generator().manual_seed(0))
     outs = [bags(batch) for _ in range(5)]
     touch, calls = group._touch, []
@@ -198,7 +186,7 @@ def test_leases_that_ended_are_not_forgotten(monkeypatch):
 def test_erases_that_are_interrupted_lose_no_slot_and_no_count(kind, tmp_path):
     bags = collection(TABLES, [shoal.Dram("120KiB"), below(kind, tmp_path)] if kind else None)
     keys, generator = torch.arange(1500), torch.Generator().manual_seed(0)
-    table, held = bags.table("a"), bags._group.tables[0]
+    table, held = bags.table("a"), table_of(bags)
     end = time.monotonic() + SECONDS / 2
     with Interrupts() as interrupts:
         while time.monotonic() < end or interrupts.count < 20:

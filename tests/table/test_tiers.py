@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import assert_same_rows, kjt, train_step
+from support.inside import staged_batches_of, table_of
 from support.sweeps import examples
 from support.tiered import SMALL, assert_equal_outputs, below, collection, outputs, skewed_kjt
 
@@ -204,7 +205,7 @@ def test_the_memory_that_rows_are_said_to_need_is_enough(dim, rows):
     """Where lookups that wait for their backward hold all of it, others have no place."""
     table, little = {"name": "t", "dim": dim}, shoal.Dram(16 * rows * (dim + 20) + 4096)
     bags = collection([table], [little, MemoryStorage])
-    batch = kjt({"t": [list(range(bags._group.tables[0].spare(10**6)))]})
+    batch = kjt({"t": [list(range(table_of(bags).spare(10**6)))]})
     more = torch.arange(10**6, 10**6 + rows), torch.ones(rows, dim)
     kept = bags(batch)
     with pytest.raises(CapacityError, match=r"table 't'\] its memory of .* stay until the backwards") as refused:
@@ -338,7 +339,7 @@ def test_a_storage_of_ones_own_is_closed_and_may_hold_rows_already():
             closed.append(self)
 
     first = collection([{"name": "t", "dim": 4}], [shoal.Dram(SMALL), Kept])
-    storage = first._group.tables[0].below.storage
+    storage = table_of(first).below.storage
     first.table("t").assign(torch.arange(1500), torch.randn(1500, 4))
     keys = storage.keys()
     rows = first.table("t").lookup(keys)
@@ -490,7 +491,7 @@ def test_a_table_is_whole_again_once_what_is_unreadable_is_erased(damage, faults
     before = bags.stats()["t"]
     damage(largest(tmp_path))
     keys = table.keys()
-    held = keys[bags._group.tables[0].find(keys) >= 0]
+    held = keys[table_of(bags).find(keys) >= 0]
     lost = table.unreadable()
     assert lost.dtype == torch.int64 and 0 < len(lost) < len(keys) and torch.equal(lost, torch.unique(lost))
     assert not torch.isin(lost, held).any()  # of what memory has, nothing is lost
@@ -528,7 +529,7 @@ def test_rows_in_memory_whose_copy_is_known_to_be_damaged_are_written_anew(tmp_p
     assert table.erase(lost) == len(lost)
     new = torch.arange(10_000, 12_000)
     table.assign(new, torch.zeros(len(new), 8))  # the others leave
-    assert (bags._group.tables[0].find(torch.arange(50)) < 0).any()
+    assert (table_of(bags).find(torch.arange(50)) < 0).any()
     assert torch.equal(table.lookup(range(50)), rows[:50])
 
 
@@ -635,7 +636,7 @@ class Moody(MemoryStorage):
 
 def moody():
     bags = collection([{"name": "t", "dim": 6}], [shoal.Dram(SMALL), Moody])
-    return bags, bags._group.tables[0].below
+    return bags, table_of(bags).below
 
 
 def test_an_erase_that_fails_half_way_loses_nothing_later():
@@ -643,7 +644,7 @@ def test_an_erase_that_fails_half_way_loses_nothing_later():
     bags, below = moody()
     train([plain, bags], torch.Generator().manual_seed(0), 30)
     keys = plain.table("t").keys()[::3]
-    held = bags._group.tables[0].find(keys) >= 0
+    held = table_of(bags).find(keys) >= 0
     below.storage.fails = "erase"
     with pytest.raises(OSError, match="EIO"):
         bags.table("t").erase(keys)
@@ -674,13 +675,13 @@ def test_a_clear_that_fails_leaves_no_way_to_rows_that_are_gone():
         batch = kjt({name: [range(first, first + 100)] for name in ("x", "y")})
         for module in (plain, bags):
             module(batch).values().sum().backward()
-    bags._group.tables[1].below.storage.fails = "erase"
+    table_of(bags, 1).below.storage.fails = "erase"
     with pytest.raises(OSError, match="EIO") as raised:
         bags.load_state_dict(plain.state_dict())
     note = raised.value.__notes__[-1]
     assert note.startswith("[table 'y'] it was being loaded, and could not be emptied, and may have lost rows.")
     assert note.endswith("'x' did load.")
-    bags._group.tables[1].below.storage.fails = ""
+    table_of(bags, 1).below.storage.fails = ""
     assert len(bags.table("y")) == len(bags.table("y").keys()) < 3000
     for first in range(0, 3000, 100):  # x is loaded, and everything goes on
         batch = kjt({name: [range(first, first + 100)] for name in ("x", "y")})
@@ -713,7 +714,7 @@ def test_a_fill_that_fails_while_a_batch_is_staged_leaves_no_way_to_rows_that_ar
     with pytest.raises(OSError, match="ENOSPC"):
         bags.load_state_dict(plain.state_dict())
     below.storage.write = write
-    assert staged and not bags._group.staged
+    assert staged and not staged_batches_of(bags)
     for batch in batches:
         outs = [module(batch).values() for module in (new, bags)]
         assert torch.equal(*outs)
@@ -747,7 +748,7 @@ def test_a_load_that_fails_leaves_tables_that_it_did_not_reach(also):
         bags(kjt({name: [range(first, first + 100)] for name in names})).values().sum().backward()
         plain(kjt({name: [range(first, first + 50)] for name in names})).values().sum().backward()
     before = bags.state_dict()
-    storage = bags._group.tables[1].below.storage
+    storage = table_of(bags, 1).below.storage
     write = storage.write
 
     def refuse(*_arguments):
@@ -800,7 +801,7 @@ def test_rows_are_counted_again_once_a_storage_is_back_that_went_in_an_erase():
     bags = collection([{"name": "t", "dim": 6}], [shoal.Dram(SMALL), Remote])
     for first in range(0, 2000, 100):
         bags(kjt({"t": [range(first, first + 100)]})).values().sum().backward()
-    table, storage = bags.table("t"), bags._group.tables[0].below.storage
+    table, storage = bags.table("t"), table_of(bags).below.storage
     keys = torch.arange(0, 1000)
     for _ in range(2):  # the second time what the first one did is not known yet
         storage.is_leaving = True
