@@ -42,7 +42,6 @@ def assert_equal_outputs(outs, step=None):
             assert torch.equal(one, two.detach()), step
 
 
-def fetched_by_lookups(bags, table="t"):
-    """Returns how many of the positions that lookups hit were read from below memory by the lookup itself."""
-    stats = bags.stats()[table]
-    return stats.counters["hits"] - stats.tiers[0].hits
+def fetched_by_lookups(bags):
+    """Returns how many positions of batches had their row read from below memory by the lookup itself."""
+    return sum(one.counters["hits"] - one.tiers[0].hits for one in bags.stats().values())
