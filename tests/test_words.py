@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
     # api.md is made from docstrings, formats.md and log.md are next.
     *(page for page in sorted(ROOT.glob("docs/*.md")) if page.name not in ("api.md", "formats.md", "log.md")),
 ]
