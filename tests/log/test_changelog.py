@@ -415,7 +415,7 @@ def test_a_snapshot_that_is_made_while_a_writer_opens_stays(tmp_path, monkeypatc
         assert compact(files, retain=1) == 1
         remove_strangers(files, manifest, version)
 
-    monkeypatch.setattr("shoal.log.changelog.remove_strangers", beside_a_compaction)
+    monkeypatch.setattr("shoal.log.writer.remove_strangers", beside_a_compaction)
     shoal.ChangeLog(tmp_path / "log").close()
     again, _ = recovered(tmp_path / "log")
     assert_rows(again, rows_of(bags))

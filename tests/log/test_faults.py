@@ -189,7 +189,7 @@ def test_an_interrupt_right_behind_a_commit_writes_no_version_twice(tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("shoal.log.segment.SegmentWriter.commit", interrupt)
+        patch.setattr("shoal.log.segment_writer.SegmentWriter.commit", interrupt)
         log.commit(bags)
     with pytest.raises(StorageError, match="open it again"):
         log.commit(bags)
@@ -214,7 +214,7 @@ def test_an_interrupt_behind_a_new_manifest_is_found_when_the_log_is_opened_agai
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shoal.ChangeLog, "_write_to", interrupt)
+        patch.setattr("shoal.log.writer.LogWriter._write_to", interrupt)
         getattr(log, call)(bags)  # the commit begins another segment
     with pytest.raises(StorageError, match="open it again"):
         log.commit(bags)

@@ -1,6 +1,5 @@
 """When a commit waits for the disk: syncs are counted where they leave for the operating system."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,7 @@ from support.counting import counted
 
 import shoal
 from shoal import _native
-from shoal.log import changelog
+from shoal.log import writer
 from shoal.log.files import Files
 from shoal.log.head import read_head
 
@@ -24,7 +23,7 @@ def _no_faults():
 def clock(monkeypatch):
     """What a log takes for the time."""
     now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(changelog, "time", SimpleNamespace(monotonic=lambda: now.seconds, time=time.time))
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
 

@@ -10,11 +10,11 @@ from support.logged import assert_rows, made, rows_of, train
 import shoal
 from shoal import _native
 from shoal.errors import StorageError
-from shoal.log import changelog
+from shoal.log import change, manifest_writer
 from shoal.log.compact import compact
 from shoal.log.files import Files
 from shoal.log.manifest import read_manifest
-from shoal.log.segment import SegmentWriter
+from shoal.log.segment_writer import SegmentWriter
 from shoal.log.snapshot import SnapshotWriter
 from shoal.log.verify import verify
 
@@ -165,17 +165,17 @@ def test_rows_of_a_large_commit_are_not_written_to_a_log_that_was_lost(tmp_path,
     path, bags = tmp_path / "log", made()
     log = shoal.ChangeLog(path)
     log.commit(bags)
-    original = changelog.encode_puts
+    original = change.encode_puts
 
     def then_lost(*arguments, **options):
         os.remove(path / "LOCK")
         (path / "LOCK").touch()
-        monkeypatch.setattr(changelog, "encode_puts", original)
+        monkeypatch.setattr(change, "encode_puts", original)
         return original(*arguments, **options)
 
     train(bags, [1], keys=50)
     before = contents(path)
-    monkeypatch.setattr(changelog, "encode_puts", then_lost)
+    monkeypatch.setattr(change, "encode_puts", then_lost)
     with pytest.raises(StorageError, match="LOCK is not the one"):
         log.commit(bags)
     assert contents(path) == before
@@ -274,18 +274,18 @@ def test_a_manifest_is_not_changed_by_two(tmp_path):
     with shoal.ChangeLog(path) as log:
         log.commit(bags)
         before = (path / "MANIFEST.json").read_bytes()
-        original = changelog.read_manifest
+        original = manifest_writer.read_manifest
 
         def then_unlocked(files):
             if (path / "MANIFEST.lock").exists():
                 os.remove(path / "MANIFEST.lock")
             return original(files)
 
-        changelog.read_manifest = then_unlocked
+        manifest_writer.read_manifest = then_unlocked
         try:
             with pytest.raises(StorageError, match=r"MANIFEST\.lock\] was removed or replaced"):
                 log.commit(shoal.EmbeddingBagCollection([shoal.Table("new", 2)]))
         finally:
-            changelog.read_manifest = original
+            manifest_writer.read_manifest = original
         assert (path / "MANIFEST.json").read_bytes() == before
         assert log.commit(bags) == 2

@@ -44,7 +44,7 @@ class Logged:
                 self.rows[version] = rows_of(bags)
                 if version in compact_at:
                     log.compact()
-            for one in LogReader(Files(str(path))).commits(log._manifest.segments[0] - 1):
+            for one in LogReader(Files(str(path))).commits(log._writer.manifest.segments[0] - 1):
                 self.places[one.version] = (Path(log._files.segment(one.whole.segment)), one.whole)
 
     def flip(self, where, version=BROKEN):
@@ -377,7 +377,7 @@ def test_the_rows_of_one_table_are_damaged_and_replaced_later(tmp_path):
     bags = made()
     shoal.recover(tmp_path / "log", bags, version=3)
     with shoal.ChangeLog(tmp_path / "log") as log:
-        log.commit_rows(log._manifest.layouts[0], list(log.at(3).rows("a")), step=bags.table("a").stats().step)
+        log.commit_rows(log._writer.manifest.layouts[0], list(log.at(3).rows("a")), step=bags.table("a").stats().step)
         newest = log.version
     wanted, _ = recovered(tmp_path / "log")
     with repaired(tmp_path / "log") as log:

@@ -24,7 +24,7 @@ from shoal.cli.app import app
 from shoal.errors import CheckpointError, ShoalError, StorageError
 from shoal.interop.parquet import export_parquet, parquet_to_log
 from shoal.interop.safetensors import export_safetensors
-from shoal.log import RepairWarning, changelog
+from shoal.log import RepairWarning, gather
 from shoal.log.files import MOST_MANIFEST_BYTES, Files
 from shoal.log.manifest import read_manifest, write_manifest
 from shoal.log.snapshot import Snapshot
@@ -44,7 +44,7 @@ class Strange:
         self.parquet = folder / "rows.parquet"
         bags = made()
         with pytest.MonkeyPatch.context() as patch, shoal.ChangeLog(self.path, segment=1) as log:
-            patch.setattr(changelog, "random_states", dict)  # most of a small commit
+            patch.setattr(gather, "random_states", dict)  # most of a small commit
             for version in range(1, 5):
                 bags.table("t").assign([version], torch.ones(1, 2))
                 log.commit(bags, dense=torch.nn.Linear(1, 1) if version % 2 else None)

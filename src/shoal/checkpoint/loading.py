@@ -14,14 +14,17 @@ from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, InputError, NonFiniteWarning, NotFoundError
-from shoal.log.commit import Commit, set_random_states
-from shoal.log.dense import Done, restored_dense
+from shoal.log.change import TableChange
+from shoal.log.commit import Commit
 from shoal.log.files import FilePath, Files, require_folder
-from shoal.log.reader import LogReader, TableChange, Version
+from shoal.log.generators import set_random_states
+from shoal.log.reader import LogReader
 from shoal.log.retry import while_it_changes
 from shoal.log.snapshot import buckets_of
+from shoal.log.states import Done, restored_dense
 from shoal.log.tables import LoggedTable, LoggedTables
 from shoal.log.threads import made_ahead
+from shoal.log.version import Version
 from shoal.records import Layout, Rows
 from shoal.records.finite import count_not_finite
 
@@ -159,7 +162,7 @@ def require_path(call: str, path: Any) -> None:
 @contextmanager
 def emptied(held: LoggedTables, wanted: dict[str, LoggedTable], done: Done) -> Iterator[None]:
     """Tables without rows, to be filled while nobody looks; empty again if that fails before it is done."""
-    with held.alone():
+    with held.exclusive():
         is_empty = False
         try:
             _clear(wanted)

@@ -8,11 +8,12 @@ from shoal.checkpoint.progress import progress_bar
 from shoal.checkpoint.ranks import require_no_ranks
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, StorageError
-from shoal.log.commit import Commit, set_random_states
-from shoal.log.dense import Done, restored_dense
+from shoal.log.commit import Commit
 from shoal.log.files import Files, is_new
+from shoal.log.generators import set_random_states
 from shoal.log.reader import LogReader
 from shoal.log.retry import while_it_changes
+from shoal.log.states import Done, restored_dense
 from shoal.log.tables import LoggedTables
 from shoal.log.threads import made_ahead
 

@@ -34,7 +34,7 @@ from shoal.checkpoint.loading import require_path
 from shoal.config import format_size
 from shoal.errors import CheckpointError, InputError, ShoalError, StateDictError
 from shoal.interop.dcp_files import UNHARMED, Names, Planner, Reader, Saved, Shape
-from shoal.log.dense import require_initialised
+from shoal.log.states import require_initialised
 from shoal.modules.collection import Collection
 from shoal.modules.state import trained_otherwise
 from shoal.records.excerpt import excerpt

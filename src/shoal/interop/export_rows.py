@@ -13,9 +13,11 @@ from shoal.checkpoint.loading import require_one_save
 from shoal.checkpoint.ranks import Rank, parts_of
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, InputError, NotFoundError, StorageError
+from shoal.log.change import TableChange
 from shoal.log.files import Files, require_folder
-from shoal.log.reader import LogReader, TableChange, Version, Winners
+from shoal.log.reader import LogReader
 from shoal.log.snapshot import buckets_of
+from shoal.log.version import Version, Winners
 from shoal.records import Layout, Rows, join
 
 # What tells the importer of a table, in addition to its rows.

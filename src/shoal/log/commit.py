@@ -7,26 +7,21 @@ rows: such a commit says all. Whoever reads frames completes the others from the
 import base64
 import binascii
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import torch
-
-from shoal.errors import InputError, StorageError
+from shoal.errors import StorageError
 from shoal.log.fields import Fields, is_number
 from shoal.log.inherited import Inherited
-from shoal.records.excerpt import excerpt, sentence
+from shoal.records.excerpt import excerpt
 from shoal.table.changes import Mark
 
 ID_DIGITS = 32
 WRITER_DIGITS = 16
 MOST_STEPS = 2**63 - 1
 MOST_SAVE_ID = 128  # characters
-# Of a commit's metadata: what reads it may stand deep in calls itself.
-_MOST_DEPTH = 64
 # Tables that the repr of a commit names.
 _MOST_SHOWN = 8
 # The fields of a commit, in the order in which they are written. Any other is kept as it is.
@@ -193,6 +188,14 @@ class Commit:
         """Which commit it is: its version and its id."""
         return self.version, self.id or f"time {self.time!r}"
 
+    def after(self, before: "Commit | None") -> "Commit":
+        """Returns the commit with what the one before it says of dense weights, where this one has none, and of tables
+        that this one does not name."""
+        if before is None:
+            return self
+        kept = {name: one.unchanged() for name, one in before.tables.items()}
+        return replace(self, tables=kept | dict(self.tables), dense=self.dense or before.dense)
+
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes, all of it, without the id."""
         return {
@@ -246,12 +249,12 @@ class Commit:
         is_whole = fields.flag("whole") if "whole" in fields.value else True
         base = None if is_whole or before is None or before.is_partial else before
         step = fields.value.get("step")
-        time = fields.number("time")
-        if time is None:
+        made_at = fields.number("time")
+        if made_at is None:
             raise StorageError(f"[{where}] time: wanted a number; got nothing. The file is damaged.")
         return Commit(
             fields.integer("version", 1),
-            time,
+            made_at,
             None if step is None else fields.integer("step", -(2**63)),
             fields.number("event_time"),
             _tables(fields, {} if base is None else base.tables),
@@ -303,54 +306,3 @@ def _unbase64(fields: Fields, name: str) -> bytes:
         return base64.b64decode(fields.text(name), validate=True)
     except (binascii.Error, ValueError):
         raise StorageError(f"[{fields.where}] {name!r:.100}: wanted base64. The file is damaged.") from None
-
-
-def _depth(value: Any, most: int) -> int:
-    """Of dicts and lists in each other; where it is more than `most`, anything above it."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return 1 + (max((_depth(one, most - 1) for one in inner), default=0) if most >= 0 else 0)
-
-
-def checked_metadata(where: str, metadata: Any) -> dict[str, Any]:
-    """What a user gave, if it is the same behind JSON."""
-    if metadata is None:
-        return {}
-    if _depth(metadata, _MOST_DEPTH) > _MOST_DEPTH:
-        raise InputError(
-            f"[{where}] metadata: wanted a dict that is at most {_MOST_DEPTH} deep; got one that is deeper."
-        )
-    try:
-        text = json.dumps(metadata, allow_nan=False, ensure_ascii=False).encode()
-        same = isinstance(metadata, dict) and json.loads(text) == metadata
-    except (TypeError, ValueError, RecursionError):
-        same = False
-    if not same:
-        raise InputError(
-            f"[{where}] metadata: wanted a dict of what JSON has, with str keys; got {excerpt(metadata)}. Turn other "
-            f"values into str, numbers or lists."
-        )
-    return dict(metadata)
-
-
-def random_states() -> dict[str, bytes]:
-    """torch's generators as they are now."""
-    states = {"cpu": bytes(torch.get_rng_state().numpy().tobytes())}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        for number in range(torch.cuda.device_count()):
-            states[f"cuda:{number}"] = bytes(torch.cuda.get_rng_state(number).numpy().tobytes())
-    return states
-
-
-def set_random_states(where: str, states: Mapping[str, bytes]) -> None:
-    """Have torch's generators be as they were; those of devices that are not here are left out."""
-    for name, state in states.items():
-        tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8) if state else torch.empty(0, dtype=torch.uint8)
-        try:
-            if name == "cpu":
-                torch.set_rng_state(tensor)
-            elif name in {f"cuda:{number}" for number in range(torch.cuda.device_count())}:
-                torch.cuda.set_rng_state(tensor, int(name[5:]))
-        except (RuntimeError, TypeError) as error:
-            raise StorageError(
-                f"[{where}] rng {name!r}: torch does not take this state: {sentence(str(error))}"
-            ) from None

@@ -9,10 +9,12 @@ import torch
 
 from shoal import _native
 from shoal.errors import CheckpointError, StorageError
+from shoal.log.change import rows_in_block
 from shoal.log.files import Files, names_in, remove_file, remove_folder
 from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, read_manifest
-from shoal.log.reader import LogReader, Version, Winners
-from shoal.log.snapshot import SnapshotError, SnapshotWriter, buckets_of, rows_in_block, told_of
+from shoal.log.reader import LogReader
+from shoal.log.snapshot import SnapshotError, SnapshotWriter, buckets_of
+from shoal.log.version import Version, Winners
 from shoal.records import Layout, Rows, join
 
 # Rows that changed are held in memory at a time, in bytes; where there are more, buckets are taken in turns.
@@ -92,7 +94,11 @@ def write_snapshot(files: Files, version: Version, progress: Callable[[int], Non
         for name, layout in version.layouts.items():
             number = version.manifest.number_of(name)
             assert number is not None
-            writer.table(number, layout, told_of(by_bucket(version, layout), progress))
+            writer.begin_table(number, layout)
+            for rows in by_bucket(version, layout):
+                writer.put(rows)
+                progress(len(rows))
+            writer.end_table()
         tables = {name: replace(one, puts=0, deletes=0, replaces=False) for name, one in version.commit.tables.items()}
         return writer.finish(replace(version.commit, tables=tables))
     except BaseException:

@@ -1,65 +1,30 @@
-"""Dense weights and optimizers: a file of tensors, and what else their state dicts hold in its header."""
+"""Files of dense weights and optimizers: tensors, and the rest of the state dicts in the header."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal import _native
-from shoal.errors import CheckpointError, InputError, OutOfMemoryError, ShoalError, StorageError
+from shoal.errors import OutOfMemoryError, StorageError
 from shoal.log.commit import DenseFile
 from shoal.log.files import FilePath, Files, remove_file, require_held, size_of
+from shoal.log.states import MODEL, OPTIMIZER
 from shoal.records import nested, tensors
-from shoal.records.excerpt import excerpt, sentence
-from shoal.table import without_rows
 
 _SKELETON = "shoal.state"
-_MODEL, _OPTIMIZER = "model", "optimizer"
-
-
-def require_states(where: str, dense: Any, optimizer: Any) -> None:
-    """Raise InputError where these are no module, and nothing that has a state dict."""
-    if dense is not None and not isinstance(dense, nn.Module):
-        raise InputError(f"[{where}] dense: wanted a torch.nn.Module; got {type(dense).__name__}.")
-    if optimizer is not None:
-        _each(where, optimizer, lambda _one: None)
-
-
-def _states(where: str, dense: Any, optimizer: Any) -> dict[str, Any]:
-    states: dict[str, Any] = {}
-    require_states(where, dense, optimizer)
-    if dense is not None:
-        with without_rows():
-            states[_MODEL] = dense.state_dict()
-    if optimizer is not None:
-        states[_OPTIMIZER] = _each(where, optimizer, lambda one: one.state_dict())
-    return states
-
-
-def _each(where: str, optimizer: Any, call: Any) -> Any:
-    """What a call makes of an optimizer, or of each of several by name: schedulers and scalers may be among them."""
-    several = isinstance(optimizer, Mapping)
-    for one in optimizer.values() if several else [optimizer]:
-        if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
-            raise InputError(
-                f"[{where}] optimizer: wanted what has state_dict and load_state_dict, or a dict of such; got "
-                f"{type(one).__name__}."
-            )
-    return {name: call(one) for name, one in optimizer.items()} if several else call(optimizer)
 
 
 def write_dense(
-    files: Files, version: int, where: str, dense: Any, optimizer: Any, before: DenseFile | None = None
+    files: Files, version: int, where: str, given: Mapping[str, Any], before: DenseFile | None = None
 ) -> DenseFile | None:
-    """Write them for a version; None where there is nothing to write. What is not given stays as in the file before."""
-    states = _states(where, dense, optimizer)
-    if not states:
+    """Writes the state dicts of a version; returns None where none are given. Those that are not given stay as in the
+    file before."""
+    if not given:
         return None
-    absent = {_MODEL, _OPTIMIZER} - states.keys()
+    states = dict(given)
+    absent = {MODEL, OPTIMIZER} - states.keys()
     if before is not None and absent and (before.holds is None or absent & before.holds):
         for name, held in read_dense(files.dense_of(before.version), before).items():
             states.setdefault(name, held)
@@ -118,141 +83,3 @@ def read_dense(path: FilePath, wanted: DenseFile, held: Any = None) -> dict[str,
     if not isinstance(states, dict):
         raise StorageError(f"[file {path}] wanted a dict of states; got {type(states).__name__}. Restore the file.")
     return states
-
-
-def check_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
-    """Raise CheckpointError where state dicts are not those of a model and its optimizers. Nothing changes."""
-    if dense is not None:
-        if _MODEL not in states:
-            raise CheckpointError(f"[{where}] dense: the version has no dense weights. Leave dense= out.")
-        with without_rows():
-            _check_model(where, dense, states[_MODEL])
-    if optimizer is not None:
-        if _OPTIMIZER not in states:
-            raise CheckpointError(f"[{where}] optimizer: the version has no optimizer's state. Leave optimizer= out.")
-        held = states[_OPTIMIZER]
-        _each(where, optimizer, lambda _one: None)
-        if isinstance(optimizer, Mapping) and (not isinstance(held, dict) or set(held) != set(optimizer)):
-            raise CheckpointError(
-                f"[{where}] optimizer: wanted {_committed(held)}; got {excerpt(list(optimizer))}. Give what was "
-                f"committed, or leave optimizer= out."
-            )
-        for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [("", optimizer)]:
-            _check_optimizer(where, one, held[name] if isinstance(optimizer, Mapping) else held)
-
-
-def _check_model(where: str, dense: Any, held: Any) -> None:
-    if not isinstance(dense, nn.Module) or not isinstance(held, Mapping):
-        return  # only it knows
-    wanted = {name: value for name, value in dense.state_dict().items() if isinstance(value, Tensor)}
-    if absent := sorted(set(wanted) ^ {name for name, value in held.items() if isinstance(value, Tensor)}):
-        raise CheckpointError(
-            f"[{where}] dense: the model and the version differ in {', '.join(map(repr, absent[:3]))}. Make the model "
-            f"as it was committed, or leave dense= out."
-        )
-    for name, value in wanted.items():
-        if not nn.parameter.is_lazy(value) and value.shape != held[name].shape:
-            raise CheckpointError(
-                f"[{where}] dense: {name!r} has the shape {list(value.shape)}; the version's has "
-                f"{list(held[name].shape)}. Make the model as it was committed, or leave dense= out."
-            )
-
-
-def _committed(held: Any) -> str:
-    """What was committed: several optimizers under their names, or one."""
-    if isinstance(held, Mapping) and "state" not in held and all(isinstance(one, Mapping) for one in held.values()):
-        return f"a dict of {excerpt(list(held))}"
-    return "the one that was committed"
-
-
-def require_initialised(where: str, optimizer: Any, held: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for an optimizer that has to make its states before it takes any, as TorchRec's have to."""
-    if held.get("state") and hasattr(optimizer, "init_state") and not optimizer.state:
-        raise CheckpointError(
-            f"[{where}] optimizer: wanted a {type(optimizer).__name__} that has states, which it copies into; got one "
-            f"without. Call its init_state() first."
-        )
-
-
-def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(held, Mapping):
-        return  # only it knows
-    # Not those of `optimizer.param_groups`: TorchRec's keyed optimizers leave them out of their state dicts.
-    mine, theirs = _group_sizes(optimizer.state_dict()), _group_sizes(held)
-    if mine != theirs:
-        got = f"it has groups of {mine} parameters; the version's had {theirs}"
-        if theirs is None or mine is None:
-            got = f"wanted {_committed(held)}; got {type(optimizer).__name__} with other entries in its state dict"
-        raise CheckpointError(f"[{where}] optimizer: {got}. Make it as it was committed, or leave optimizer= out.")
-    require_initialised(where, optimizer, held)
-
-
-def _group_sizes(state: Mapping[str, Any]) -> list[int | None] | None:
-    groups = state.get("param_groups")
-    return [_parameters_of(group) for group in groups] if isinstance(groups, list) else None
-
-
-def _parameters_of(group: Any) -> int | None:
-    """How many parameters a group has, as a file says; None where it is none."""
-    params = group.get("params", []) if isinstance(group, dict) else None
-    return len(params) if isinstance(params, list) else None
-
-
-@dataclass
-class Done:
-    """Whether a body is done: what fails afterwards, as an interrupt may, takes nothing back."""
-
-    is_done: bool = False
-
-
-@contextmanager
-def restored_dense(
-    where: str, states: Mapping[str, Any], dense: Any, optimizer: Any, done: Done | None = None
-) -> Iterator[None]:
-    """Load state dicts into a model and its optimizers, as they were. Where these do not take them, or the body fails
-    before it is done, all is as it was before."""
-    check_dense(where, states, dense, optimizer)
-    before = _copied(_states(where, dense, optimizer))
-    try:
-        try:
-            _load(states, dense, optimizer)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, ShoalError):
-                raise
-            raise CheckpointError(
-                f"[{where}] dense, optimizer: one does not take what was committed: {sentence(str(error))} Make it as "
-                f"it was, or leave it out."
-            ) from error
-        yield
-    except BaseException as error:
-        if done is not None and done.is_done:
-            raise
-        try:
-            _load(before, dense, optimizer)
-        except Exception as again:
-            error.add_note(f"Dense weights or their optimizer are not as they were before: {again!r:.300}.")
-        raise
-
-
-def _copied(value: Any) -> Any:
-    """State dicts of their own, on the host: a model on a device has no room for two."""
-    if isinstance(value, Tensor):
-        return value if nn.parameter.is_lazy(value) else value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {name: _copied(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_copied(one) for one in value]
-    return value
-
-
-def _load(states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
-    if dense is not None:
-        with without_rows():
-            dense.load_state_dict(states[_MODEL])
-    if optimizer is not None:
-        held = states[_OPTIMIZER]
-        if isinstance(optimizer, Mapping):
-            for name, one in optimizer.items():
-                one.load_state_dict(held[name])
-        else:
-            optimizer.load_state_dict(held)

@@ -32,6 +32,11 @@ class Hold:
         self._file: Any = None
         self.follow(manifest)
 
+    @property
+    def manifest(self) -> Manifest:
+        """The writer's manifest."""
+        return self._manifest
+
     def follow(self, manifest: Manifest) -> None:
         """The writer's manifest is another one from now on."""
         with self._mutex:

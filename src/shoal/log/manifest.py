@@ -3,7 +3,7 @@
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -200,7 +200,7 @@ def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
         lock.release()
 
 
-def with_layouts(manifest: Manifest, layouts: list[Layout], committed: Container[str]) -> Manifest:
+def with_layouts(manifest: Manifest, layouts: Sequence[Layout], committed: Container[str]) -> Manifest:
     """The manifest with these tables among its own. Raises CheckpointError where one that was `committed` is another
     table by now."""
     named = list(manifest.layouts)

@@ -8,7 +8,8 @@ from shoal.log.compact import compacting
 from shoal.log.files import Files, is_new, make_file, names_in, remove_file, remove_folder
 from shoal.log.head import read_head
 from shoal.log.manifest import Manifest, changing_manifest, new_manifest, read_manifest, write_manifest
-from shoal.log.segment import Scan, SegmentFile, header_of
+from shoal.log.segment import header_of
+from shoal.log.segment_file import Scan, SegmentFile
 
 
 class TornTailWarning(ShoalWarning):
@@ -83,7 +84,7 @@ def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
             f"[{where}] its last writer died in version {version + 1}: {size - scan.end} bytes behind version "
             f"{version} are cut off ({scan.problem})."
         ),
-        stacklevel=4,  # the line that opens the log
+        stacklevel=5,  # the line that opens the log
     )
     with _native.File.open_to_write(files.segment(first)) as file:
         file.truncate(scan.end)

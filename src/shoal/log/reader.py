@@ -2,30 +2,23 @@
 
 import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
-
-import torch
-from torch import Tensor
+from collections.abc import Iterator
+from dataclasses import replace
 
 from shoal import _native
-from shoal.errors import CheckpointError, NotFoundError, ShoalWarning, StorageError
+from shoal.errors import CheckpointError, ShoalWarning, StorageError
 from shoal.log.chain import Chain
 from shoal.log.commit import Commit
-from shoal.log.dense import read_dense
+from shoal.log.committed import CommittedChanges
 from shoal.log.files import Files, names_in, size_of
 from shoal.log.head import Head, read_head
-from shoal.log.keys import KeysOnce
 from shoal.log.manifest import Manifest, SnapshotEntry, read_manifest
 from shoal.log.retry import manifests_in, while_it_changes
-from shoal.log.segment import DamagedError, Place, Scan, SegmentFile, WholeCommit, header_of
-from shoal.log.snapshot import Snapshot, SnapshotError, buckets_of
-from shoal.records import Layout, Rows
-from shoal.records.excerpt import sentence, without_place
-from shoal.records.frames import HEADER_BYTES, Kind, decode_deletes, decode_puts, require_explained
+from shoal.log.segment import DamagedError, WholeCommit, header_of
+from shoal.log.segment_file import Scan, SegmentFile
+from shoal.log.snapshot import Snapshot
+from shoal.log.version import Older, Version
+from shoal.records.excerpt import sentence
 from shoal.table.changes import Mark
 
 # Segments that one reader keeps open, of the 1024 files that a process may have by default.
@@ -42,94 +35,6 @@ class SnapshotWarning(ShoalWarning):
 class DivergedError(StorageError):
     """A log does not go on from the commit that a reader had read: a power cut took it, or it was another log's. Begin
     again with `at`."""
-
-
-@dataclass(frozen=True)
-class TableChange:
-    """Some changes of one table: rows that were put, or keys that were deleted."""
-
-    table: str
-    puts: Rows | None = None
-    deletes: Tensor | None = None
-
-    @property
-    def keys(self) -> Tensor:
-        """The keys that were put or deleted."""
-        if self.puts is not None:
-            return self.puts.keys
-        assert self.deletes is not None
-        return self.deletes
-
-
-class CommittedChanges:
-    """One commit of a log: what it says, and its changes, which are read when they are asked for."""
-
-    def __init__(
-        self, files: Files, manifest: Manifest, whole: WholeCommit, segment: SegmentFile | None = None
-    ) -> None:
-        self._files = files
-        self._manifest = manifest
-        self._segment = segment  # kept open, as others may remove it; None where it is opened when it is read
-        self.whole = whole
-        self.commit: Commit = whole.commit
-        self.damage: DamagedError | None = None  # that `changes` met
-
-    @property
-    def version(self) -> int:
-        """The commit's number."""
-        return self.commit.version
-
-    @property
-    def mark(self) -> Mark:
-        """Which commit it is: its version and its id. `tail` goes on from there."""
-        return self.commit.mark
-
-    def changes(self, table: str | None = None) -> Iterator[TableChange]:
-        """Its changes in pieces, of one table or of all. A table that `commit.tables` says is replaced has no rows
-        but these."""
-        number = None if table is None else self._manifest.number_of(table)
-        if table is not None and number is None:
-            raise no_table(self._files, [layout.name for layout in self._manifest.layouts], table)
-        wanted = [one for one in self.whole.frames if number is None or one.header.table == number]
-        if not wanted:
-            return
-        segment = self._segment
-        if segment is None:
-            path, end = self._files.segment(self.whole.segment), self.whole.end
-            segment = SegmentFile(path, self._manifest.identity, self.whole.segment, end)
-        keys: dict[int, KeysOnce] = {}
-        left = Counter(place.header.table for place in wanted)
-        try:
-            for place in wanted:
-                where = f"file {segment.path}, version {self.version}, offset {place.offset}"
-                if place.header.table >= len(self._manifest.layouts):
-                    raise StorageError(f"[{where}] wanted a table of the manifest; got number {place.header.table}.")
-                layout = self._manifest.layouts[place.header.table]
-                try:
-                    change = _decoded(segment, place, layout, where)
-                    left[place.header.table] -= 1
-                    once = keys.setdefault(place.header.table, KeysOnce(layout.buckets))
-                    if (key := once.add(change.keys, left[place.header.table] == 0)) is not None:
-                        raise StorageError(
-                            f"[{where}] table {layout.name!r}: wanted each key once in a version; got key {key} again."
-                        )
-                except StorageError as error:
-                    what = f"the frame at {place.offset - HEADER_BYTES}: {without_place(str(error))}"
-                    self.damage = segment.damaged(self.whole.begin, self.version, what)
-                    raise self.damage from None
-                yield change
-        finally:
-            if segment is not self._segment:
-                segment.close()
-
-
-def _decoded(segment: SegmentFile, place: Place, layout: Layout, where: str) -> TableChange:
-    """What a frame holds."""
-    require_explained(place.header, layout, where)
-    data = segment.payload(place)
-    if place.header.kind is Kind.PUTS:
-        return TableChange(layout.name, puts=decode_puts(place.header, data, layout, where))
-    return TableChange(layout.name, deletes=decode_deletes(place.header, data, layout, where))
 
 
 class LogReader:
@@ -345,7 +250,7 @@ class LogReader:
         )
         return found
 
-    def _since(self, version: int | None, snapshot: Snapshot | None, older: "_Older | None") -> "Version | None":
+    def _since(self, version: int | None, snapshot: Snapshot | None, older: "Older | None") -> "Version | None":
         manifest = self.manifest
         after = snapshot.commit.version if snapshot is not None else 0
         commits: list[CommittedChanges] = []
@@ -405,175 +310,3 @@ def version_at(files: Files, version: int) -> "Version":
     found = while_it_changes(files.root, lambda: LogReader(files, hold=True).at(version))
     assert found is not None
     return found
-
-
-_Older = Callable[[StorageError, Commit], "Version"]
-
-
-class Version:
-    """All that a log held at one version."""
-
-    def __init__(
-        self,
-        files: Files,
-        manifest: Manifest,
-        commit: Commit,
-        snapshot: Snapshot | None,
-        commits: list[CommittedChanges],
-        dense: Any = None,
-        older: "_Older | None" = None,
-    ) -> None:
-        self._older = older  # the same version without its snapshot, which an error says is damaged
-        self._files = files
-        self._dense = dense  # its file, where it is kept open
-        self._snapshot = snapshot
-        self._commits = commits
-        self.manifest = manifest
-        self.commit = commit
-
-    @property
-    def layouts(self) -> dict[str, Layout]:
-        """How the rows of each table are laid out, by name."""
-        return {layout.name: layout for layout in self.manifest.layouts if layout.name in self.commit.tables}
-
-    def dense(self) -> dict[str, Any]:
-        """The state dicts that were committed last, up to this version."""
-        if self.commit.dense is None:
-            return {}
-        return read_dense(self._files.dense_of(self.commit.dense.version), self.commit.dense, self._dense)
-
-    def steps(
-        self, table: str, first_bucket: int = 0, end_bucket: int | None = None
-    ) -> Generator[TableChange, None, None]:
-        """What makes the table's rows, one after the other: rows of the snapshot, then changes behind it. Rows of
-        other buckets may be among them."""
-        base, commits = self.base_of(table)
-        if base is not None:
-            try:
-                for rows in base.rows(table, first_bucket, end_bucket):
-                    yield TableChange(table, puts=rows)
-            except SnapshotError as error:
-                # All of its steps: they put or delete each key of those before once more.
-                yield from self.without_snapshot(error).steps(table, first_bucket, end_bucket)
-                return
-        for one in commits:
-            yield from one.changes(table)
-
-    def without_snapshot(self, error: StorageError) -> "Version":
-        """The same version from an older snapshot, or from the log's beginning. Raises `error`, which says that its
-        snapshot is damaged, where the log does not have that."""
-        if self._older is None:
-            raise error
-        return self._older(error, self.commit)
-
-    def most_rows(self, table: str) -> int:
-        """The most rows that the files' sizes allow a table to have, whatever they say."""
-        base, commits = self.base_of(table)
-        number = self.manifest.number_of(table)
-        held = 0 if base is None or table not in base.tables else base.size_of(table)
-        for one in commits:
-            held += sum(place.header.content_bytes for place in one.whole.frames if place.header.table == number)
-        return held // self.layouts[table].row_bytes
-
-    def changes(self, table: str) -> int:
-        """How many rows and deletes its `steps` have."""
-        base, commits = self.base_of(table)
-        held = 0 if base is None or table not in base.tables else base.tables[table].rows
-        said = [one.commit.tables[table] for one in commits if table in one.commit.tables]
-        return held + sum(one.puts + one.deletes for one in said)
-
-    def base_of(self, table: str) -> tuple[Snapshot | None, list[CommittedChanges]]:
-        """The snapshot, unless a later commit replaced all rows; and the commits from there on."""
-        for at in range(len(self._commits) - 1, -1, -1):
-            said = self._commits[at].commit.tables.get(table)
-            if said is not None and said.replaces:
-                return None, self._commits[at:]
-        return self._snapshot, self._commits
-
-    def rows(self, table: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[Rows]:
-        """The rows themselves, each once, in pieces: first those that did not change since the snapshot, in the order
-        of their buckets; then the others."""
-        if table not in self.layouts:
-            raise no_table(self._files, list(self.layouts), table)
-        base, commits = self.base_of(table)
-        winners = Winners(table, commits)
-        if base is not None:
-            blocks = 0
-            try:
-                for rows in base.rows(table, first_bucket, end_bucket):
-                    yield _some(rows, ~winners.has(rows.keys) & self._is_in(table, rows, first_bucket, end_bucket))
-                    blocks += 1
-            except SnapshotError as error:
-                whole = [rows.keys.clone() for rows in islice(base.rows(table, first_bucket, end_bucket), blocks)]
-                seen = torch.cat(whole) if whole else torch.empty(0, dtype=torch.int64, device="cpu")
-                seen = seen[~winners.has(seen)]
-                for rows in self.without_snapshot(error).rows(table, first_bucket, end_bucket):
-                    yield _some(rows, ~torch.isin(rows.keys, seen))
-                return
-        for rows in winners.rows():
-            yield _some(rows, self._is_in(table, rows, first_bucket, end_bucket))
-
-    def _is_in(self, table: str, rows: Rows, first: int, end: int | None) -> Tensor:
-        """Whether each row is of these buckets."""
-        if first == 0 and end is None:
-            return torch.ones(len(rows), dtype=torch.bool, device="cpu")
-        buckets = buckets_of(rows.keys, self.layouts[table].buckets)
-        return (buckets >= first) & (buckets < (self.layouts[table].buckets if end is None else end))
-
-    @property
-    def begins_at(self) -> int:
-        """The version of the snapshot that it begins with; 0 where it begins with none."""
-        return 0 if self._snapshot is None else self._snapshot.commit.version
-
-    @property
-    def is_behind_snapshot(self) -> bool:
-        """Whether commits came since the snapshot that it begins with."""
-        return len(self._commits) > 0
-
-
-def _some(rows: Rows, chosen: Tensor) -> Rows:
-    return rows if bool(chosen.all()) else rows.some(chosen)
-
-
-def no_table(files: Files, tables: list[str], table: str) -> NotFoundError:
-    """The error for a table that is not among those of a log or a version."""
-    has = ", ".join(map(repr, tables)) or "none"
-    return NotFoundError(f"[log {files.root}] table: wanted one that is there: {has}; got {table!r:.100}.")
-
-
-class Winners:
-    """Of changes in order, the last one of each key. `keys`: all that changed, in ascending order."""
-
-    def __init__(self, table: str, commits: list[CommittedChanges]) -> None:
-        self._table = table
-        self._commits = commits
-        keys = [change.keys.clone() for one in commits for change in one.changes(table)]
-        self._sizes = [len(some) for some in keys]
-        everything = torch.cat(keys) if keys else torch.empty(0, dtype=torch.int64, device="cpu")
-        # The last position of each key, by a stable sort.
-        order = torch.sort(everything, stable=True)
-        changes = order.values[1:] != order.values[:-1] if len(everything) > 1 else torch.empty(0, dtype=torch.bool)
-        is_last = torch.cat([changes, torch.ones(min(len(everything), 1), dtype=torch.bool)])
-        self.keys = order.values[is_last]
-        self._wins = torch.zeros(len(everything), dtype=torch.bool, device="cpu")
-        self._wins[order.indices[is_last]] = True
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def has(self, keys: Tensor) -> Tensor:
-        """Whether each key was put or deleted."""
-        if not len(self.keys):
-            return torch.zeros(len(keys), dtype=torch.bool, device="cpu")
-        at = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
-        return self.keys[at] == keys
-
-    def rows(self) -> Iterator[Rows]:
-        """The rows of keys whose last change is a put."""
-        number = begin = 0
-        for one in self._commits:
-            for change in one.changes(self._table):
-                wins = self._wins[begin : begin + self._sizes[number]]
-                begin, number = begin + self._sizes[number], number + 1
-                if change.puts is not None and bool(wins.any()):
-                    yield change.puts if bool(wins.all()) else change.puts.some(wins)

@@ -21,11 +21,11 @@ from shoal.log.commit import Commit
 from shoal.log.compact import compacting, write_snapshot
 from shoal.log.files import SEGMENT_HEADER_BYTES, Files, names_in, remove_file, size_of
 from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, next_epoch, read_manifest
-from shoal.log.reader import Version
 from shoal.log.segment import DamagedError, header_of
 from shoal.log.set_aside import Aside
 from shoal.log.snapshot import Snapshot
 from shoal.log.survey import Found, Survey, Unfinished, survey
+from shoal.log.version import Version
 from shoal.records.frames import Kind, encode_commit
 
 _PIECE_BYTES = 4 << 20

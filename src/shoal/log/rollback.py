@@ -9,10 +9,11 @@ from torch import Tensor
 
 from shoal.errors import CheckpointError
 from shoal.log.commit import TableCommit
+from shoal.log.committed import CommittedChanges
 from shoal.log.files import FilePath
-from shoal.log.reader import CommittedChanges, Version, Winners
 from shoal.log.retry import while_it_changes
 from shoal.log.tables import LoggedTable, LoggedTables
+from shoal.log.version import Version, Winners
 from shoal.records import Rows, join
 from shoal.table.changes import Mark
 
@@ -34,7 +35,7 @@ def rolled_back(
     """
     now: list[_State] = []
     try:
-        with tables.alone():
+        with tables.exclusive():
             # All is read before anything changes.
             then = while_it_changes(path, lambda: _all_then(where, tables, *read(), log, marks_of))
             now = [_now(state) for state in then]
@@ -45,7 +46,7 @@ def rolled_back(
         yield
     except BaseException as error:
         try:
-            with tables.alone():
+            with tables.exclusive():
                 for state in now:
                     state.restore()
         except Exception as again:

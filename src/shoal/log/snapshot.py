@@ -7,7 +7,7 @@
 Who wants some buckets reads only their blocks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +36,9 @@ from shoal.records import Layout, Rows
 from shoal.records.frames import most_bytes
 from shoal.records.stream import StreamDecoder, StreamEncoder
 
-BLOCK_BYTES = 16 << 20
 _LIST = "SNAPSHOT.json"
 # A block of one row takes some 1000 bytes, and its line in the list up to 150.
 _BLOCK_TO_LIST = 6
-
-
-def rows_in_block(layout: Layout) -> int:
-    """Rows of a block."""
-    return max(BLOCK_BYTES // (layout.row_bytes + 16), 1)
 
 
 def buckets_of(keys: Tensor, buckets: int) -> Tensor:
@@ -52,13 +46,6 @@ def buckets_of(keys: Tensor, buckets: int) -> Tensor:
     out = torch.empty_like(keys)
     _native.buckets(keys, buckets, out)
     return out
-
-
-def told_of(pieces: Iterator[Rows], progress: Callable[[int], None]) -> Iterator[Rows]:
-    """Pieces of rows, of each of which `progress` hears."""
-    for rows in pieces:
-        yield rows
-        progress(len(rows))
 
 
 @dataclass(frozen=True)
@@ -103,6 +90,7 @@ class TableWriter:
     """Writes the rows of one table. REQUIRES: they come in the order of their keys' buckets, each key once."""
 
     def __init__(self, folder: FilePath, number: int, layout: Layout) -> None:
+        self.table = layout.name
         self._number = number
         self._layout = layout
         self._encoder = StreamEncoder(layout)
@@ -150,14 +138,21 @@ class SnapshotWriter:
         self._tables: dict[str, TableBlocks] = {}
         self._open: TableWriter | None = None
 
-    def table(self, number: int, layout: Layout, pieces: Iterator[Rows]) -> int:
-        """Write one table; returns how many rows it has."""
+    def begin_table(self, number: int, layout: Layout) -> None:
+        """Ends the table before, and begins another, to which `put` writes."""
+        self.end_table()
         self._open = TableWriter(self._folder, number, layout)
-        for rows in pieces:
-            self._open.put(rows)
-        done = self._tables[layout.name] = self._open.finish()
-        self._open = None
-        return done.rows
+
+    def put(self, rows: Rows) -> None:
+        """Writes a block of the table that was begun last."""
+        assert self._open is not None
+        self._open.put(rows)
+
+    def end_table(self) -> None:
+        """Ends the table that was begun last, if one is open: all of it is on the disk."""
+        if self._open is not None:
+            self._tables[self._open.table] = self._open.finish()
+            self._open = None
 
     def id_of(self, commit: Commit) -> str:
         """The id of a commit that stands in no segment, of what it says and of its rows' checksums."""

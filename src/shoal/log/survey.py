@@ -7,11 +7,13 @@ from shoal import _native
 from shoal.errors import StorageError
 from shoal.log.chain import Chain
 from shoal.log.commit import Commit
+from shoal.log.committed import CommittedChanges
 from shoal.log.files import MOST_WITH_HOLES, FilePath, Files, holes_in, size_of
 from shoal.log.head import Head, read_head
 from shoal.log.manifest import Manifest, read_manifest
-from shoal.log.reader import PARTIAL, CommittedChanges
-from shoal.log.segment import DamagedError, Place, Scan, SegmentFile, header_of
+from shoal.log.reader import PARTIAL
+from shoal.log.segment import DamagedError, Place, header_of
+from shoal.log.segment_file import Scan, SegmentFile
 from shoal.log.snapshot import Snapshot
 from shoal.records.excerpt import sentence, without_place
 

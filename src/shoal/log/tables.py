@@ -139,16 +139,16 @@ class LoggedTables(Mapping[str, LoggedTable]):
         return len(self._tables)
 
     @contextmanager
-    def still(self) -> Iterator[None]:
-        """While no row changes. Readers may go on."""
+    def shared(self) -> Iterator[None]:
+        """Holds the shared lock of every group: no row changes, and lookups may go on."""
         with ExitStack() as locks:
             for group in self.groups:
                 locks.enter_context(group.reading_all())
             yield
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """While nobody else reads or changes rows."""
+    def exclusive(self) -> Iterator[None]:
+        """Holds the exclusive lock of every group: no other thread reads or changes rows."""
         with ExitStack() as locks:
             for group in self.groups:
                 locks.enter_context(group.writing())

@@ -10,13 +10,15 @@ import pyarrow as pa
 from shoal import _native
 from shoal.errors import CheckpointError, ShoalError, StorageError
 from shoal.log.commit import Commit
+from shoal.log.committed import CommittedChanges
 from shoal.log.dense import read_dense
 from shoal.log.files import MOST_MANIFEST_BYTES, Files, read_file
 from shoal.log.head import Head, head_problem, read_head
 from shoal.log.inherited import said_in
-from shoal.log.reader import CommittedChanges, LogReader
+from shoal.log.reader import LogReader
 from shoal.log.retry import while_it_changes
-from shoal.log.segment import DamagedError, SegmentFile
+from shoal.log.segment import DamagedError
+from shoal.log.segment_file import SegmentFile
 from shoal.log.snapshot import Snapshot
 from shoal.log.survey import Unfinished, walk
 from shoal.records import Layout
