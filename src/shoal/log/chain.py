@@ -1,4 +1,4 @@
-"""The chain of a log's commits: each names the one before it, so that what another writer put in between is seen."""
+"""The chain of a log's commits: each names the one before it, so that commits of another writer are found."""
 
 from collections.abc import Iterable
 
@@ -7,13 +7,14 @@ from shoal.log.manifest import Manifest
 
 
 def broken(before: Commit, commit: Commit) -> str | None:
-    """Why a commit was not written right after another; None where it was. REQUIRES: its number is the next."""
+    """Returns why `commit` was not written right after `before`; None where it was. REQUIRES: its number is the
+    next."""
     advice = "Two writers wrote to the log at once, or commits of another copy were put into it."
     if before.epoch and not commit.epoch:
         return f"it is of format 1, and version {before.version} before it of format 2. {advice}"
     if commit.epoch < before.epoch:
         return f"its writer has epoch {commit.epoch}, and that of version {before.version} {before.epoch}. {advice}"
-    # A commit of format 1 names none; neither does one whose writer knew the one before from a snapshot of format 1.
+    # A commit of format 1 names none; nor does a commit after a snapshot of format 1, which has no id.
     if not commit.epoch or (commit.before is None and not before.epoch) or not before.id:
         return None
     if commit.before == before.id:
@@ -23,14 +24,15 @@ def broken(before: Commit, commit: Commit) -> str | None:
 
 
 class Chain:
-    """Commits as they are read, in order: the one that was read last, and those of snapshots."""
+    """Checks commits as they are read, in order, against the one before each and against those of snapshots."""
 
     def __init__(self, manifest: Manifest, snapshots: Iterable[Commit] = ()) -> None:
         self._manifest = manifest
         self._known = {one.version: one for one in snapshots}
 
     def add(self, commit: Commit) -> str | None:
-        """The next one; why it does not follow those before, or is not that of the snapshot; None where all is well."""
+        """Takes the next commit. Returns why it does not follow the one before, or is not the one of the snapshot; None
+        where all is well."""
         at = self._manifest.before(commit.version)
         problem = None
         if at in self._known:

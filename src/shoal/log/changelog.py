@@ -41,27 +41,29 @@ from shoal.table import this_rank
 from shoal.table.changes import Mark
 
 Fsync = Literal["each", "interval", "never"]
-# Commits whose ids a log remembers, for a `tail` that goes on after one of them.
+# The most commits whose ids a log remembers, for a `tail` that goes on after one of them.
 _MOST_READ = 1024
 
 
 class ChangeLog:
     """One ordered log of the rows that tables put and delete, with the dense weights of each version.
 
-    path: a folder, made if it is not there. One process writes to it; any number may read it meanwhile.
-    fsync: when a commit returns: "each", once it is on the disk; "interval", that too if `interval` seconds passed
-        since the last was; "never", once the operating system has it, which survives a killed process and no power cut.
+    path: a folder, which is made if it is not there. One process writes to it; any number of processes may read it at
+        the same time.
+    fsync: when a commit returns. "each": once it is on the disk. "interval": as "each" if `interval` seconds have
+        passed since the last commit that was, else as "never". "never": once the operating system has it, which
+        survives a killed process, but no power cut.
     segment: bytes after which another file is begun.
-    retain: how many snapshots `compact` keeps; versions from the oldest of them on can be had again.
-    rng: whether commits have the states of torch's generators, which `recover` sets. They take about 5 KB where they
+    retain: how many snapshots `compact` keeps. Versions from the oldest of them on can be read again.
+    rng: whether commits hold the states of torch's generators, which `recover` sets. They take about 5 KB where they
         changed since the commit before, and nothing where they did not. Without them, `recover` leaves the generators
         as they are.
-    mode: "r" reads a log that is there, while another process writes it or none does: `tail`, `at`, `verify`, `version`
-        and `newest`, each of which sees what is there when it is called. It takes no lock and changes no file.
-    repair: True sets what is damaged aside, to go on from the highest version that is whole; `repairs` says what was
+    mode: "r" opens an existing log to read it, while another process may write it: `tail`, `at`, `verify`, `version`
+        and `newest`, each of which sees what the log holds when it is called. It takes no lock and changes no file.
+    repair: True sets what is damaged aside, and goes on from the highest version that is whole; `repairs` says what was
         done. It reads all rows of the log.
     trust: True writes to a log though another user owns its folder, or something in it: that user may decide what is
-        written and removed there. Reading needs no trust. Links in a log are refused anyway.
+        written and removed there. Reading needs no trust. Links in a log are always refused.
     """
 
     def __init__(
@@ -101,7 +103,8 @@ class ChangeLog:
         self._files = Files(path)
         self._lock: Any = None
         self._writer: LogWriter | None = None  # None where it is read only
-        # Commits that were read here last, oldest first: `tail` says so where the log goes on from others.
+        # Ids of the commits that this object read last, by version, oldest first: `tail` raises DivergedError where the
+        # log does not go on from them.
         self._read: dict[int, str] = {}
         require_folder(self._where, self._files.root)
         if self._is_reading:
@@ -135,10 +138,10 @@ class ChangeLog:
             warnings.warn(RepairWarning(f"[{self._where}] was damaged: {one}"), stacklevel=3)
 
     def close(self) -> None:
-        """Write what was committed to the disk, and let the log go: another process may write it."""
+        """Writes what was committed to the disk, and closes the log: another process may write it now."""
         self._is_closed = True
         if self._writer is None or not self._writer.is_of_this_process:
-            return  # it is the parent's
+            return  # in a fork, the files are the parent's
         with self._mutex:
             if self._lock is None:
                 return
@@ -174,13 +177,13 @@ class ChangeLog:
 
     @property
     def version(self) -> int:
-        """The newest version; 0 before the first commit."""
+        """The number of the newest version; 0 before the first commit."""
         newest = self.newest
         return 0 if newest is None else newest.version
 
     @property
     def newest(self) -> Commit | None:
-        """The newest commit."""
+        """The newest commit; None before the first."""
         if self._writer is None:
             self._require_readable()
             return while_it_changes(self._files.root, lambda: LogReader(self._files).newest())
@@ -196,16 +199,17 @@ class ChangeLog:
         optimizer: Any = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> int:
-        """Make what changed in tables since their last commit here one version, and return its number.
+        """Commits what changed in tables since their last commit to this log, as one version; returns its number.
 
         bags: a collection, a module that holds some, or a list of them. The first commit of a table holds all of its
             rows.
-        dense: a module, whose collections are left out; where it is not given, as in the commit before.
-        optimizer: an object with `state_dict` and `load_state_dict`: an optimizer, scheduler or scaler, or a dict of
-            such by name; where it is not given, as in the commit before.
-        step, event_time, metadata: of the user's own, which `recover` gives back.
+        dense: a module, whose collections are left out. Where it is not given, the version has the dense weights of the
+            version before.
+        optimizer: an object with `state_dict` and `load_state_dict` (an optimizer, scheduler or scaler), or a dict of
+            such objects by name. Where it is not given, the version has the states of the version before.
+        step, event_time, metadata: the user's own, which `recover` returns.
 
-        Where a commit fails, nothing of it is in the log, and the next one holds it all.
+        Where a commit fails, nothing of it is in the log, and the next commit holds all of it.
         """
         with self._mutex:
             log = self._open_writer()
@@ -219,8 +223,8 @@ class ChangeLog:
     def commit_rows(
         self, layout: Layout, pieces: Iterable[Rows], *, step: int = 0, metadata: Mapping[str, Any] | None = None
     ) -> int:
-        """Have a table be rows that come from elsewhere, as one version; what the log had of it before is gone. They
-        pass by, piece by piece: no table is made. REQUIRES: each key is in them once."""
+        """Commits rows that come from elsewhere as all rows of a table; returns the version. The rows that the log had
+        of the table are gone. Rows are written piece by piece: no table is made. REQUIRES: each key comes once."""
         with self._mutex:
             log = self._open_writer()
             label = Label.checked(self._where, None, None, metadata)
@@ -239,9 +243,13 @@ class ChangeLog:
         version: int | None = None,
         save_id: str | None = None,
     ) -> int:
-        """Have the log hold all rows of these tables as they are now, as one version more and a snapshot, and nothing
-        before it: what `shoal.save` does. `progress` hears of rows. `version`: its number, larger than that of the
-        newest; None is the next one. `save_id`: what it is a part of. Until it is complete the log is as it was."""
+        """Replaces all that the log holds by all rows of these tables, as one more version, which is a snapshot:
+        `shoal.save` does that. Returns the version. Until the snapshot is complete the log is as it was.
+
+        progress: called with numbers of rows that were written.
+        version: its number, larger than that of the newest; None is the next one.
+        save_id: the id of the save that it is a part of.
+        """
         with self._mutex:
             log = self._open_writer()
             tables = LoggedTables(self._where, bags)
@@ -255,20 +263,22 @@ class ChangeLog:
             return version
 
     def sync(self) -> None:
-        """Wait until all that was committed is on the disk."""
+        """Waits until all that was committed is on the disk."""
         with self._mutex:
             self._open_writer().sync()
 
     # ---- reading, and what is done with versions
 
     def tail(self, since: int | Mark = 0) -> Iterator[CommittedChanges]:
-        """Whole commits after a version, in order, up to the newest. Where one is damaged, those before it come, and
-        then an error that says where. Rows are read by `changes()`: where it finds them damaged, `tail` ends with the
-        same error. A version that a repair took out of the log is refused: begin again with `at`.
+        """Yields the whole commits after a version, in order, up to the newest. Where one is damaged, those before it
+        come first, and then an error that says where. `changes()` reads the rows; where it finds them damaged, `tail`
+        ends with the same error. A version that a repair took out of the log is refused: begin again with `at`.
 
         since: a version, or the `mark` of a commit that was read, which is its version and its id. Where the log does
-        not go on from that one, because a power cut took it or this is another copy, it raises DivergedError: begin
-        again with `at`. Of a version alone it knows that only if this object read it, with `tail` or `at`."""
+            not go on from that commit, because a power cut took it or this is another copy, DivergedError is raised:
+            begin again with `at`. For a version without an id this is only known if this object has read it, with
+            `tail` or `at`.
+        """
         self._require_readable()
         return self._remembered(whole_commits(self._files, self._mark_of(since)))
 
@@ -290,16 +300,17 @@ class ChangeLog:
             yield one
 
     def at(self, version: int) -> Version:
-        """All that the log held at a version, also where the log was compacted meanwhile, or is damaged behind it."""
+        """Returns all that the log held at a version. Others may compact the log, and later versions may be damaged."""
         self._require_readable()
         found = version_at(self._files, integer(self._where, "version", version, low=1))
-        self._read = {version: found.commit.id}  # from here on it is followed anew
+        self._read = {version: found.commit.id}  # `tail` goes on from here
         return found
 
     def compact(self) -> int | None:
-        """Make a snapshot of the newest version from the one before and the commits since; the tables take no part in
-        it, and may go on. Returns its version, or None where there is nothing to do. Call it from a thread to go on
-        meanwhile: its work has a lower priority than the caller's. Other processes may, too (`shoal compact PATH`)."""
+        """Makes a snapshot of the newest version, from the snapshot before and the commits since. Returns its version,
+        or None where there is nothing to do. The tables take no part in it: call it in a thread of your own to go on
+        training. It works at a lower priority than the caller. Another process can do the same (`shoal compact
+        PATH`)."""
         log = self._open_writer() if self._writer is None else self._writer
         if log.is_of_this_process:
             with self._mutex:  # not while a commit begins another segment
@@ -310,14 +321,14 @@ class ChangeLog:
         return in_background(lambda go_on: compact(self._files, retain=self._retain, progress=go_on))
 
     def verify(self) -> Report:
-        """Read every byte and compare it with its checksum."""
+        """Reads every byte and compares it with its checksum."""
         self._require_readable()
         return verify(self._files)
 
     def rollback(self, version: int, bags: Any, *, dense: Any = None, optimizer: Any = None) -> int:
-        """Have the tables' rows be as they were at an older version, and commit that as a new one, with its step and
-        event time. Dense weights and optimizers go back where they are given; torch's generators do not. Where it
-        fails, all is as it was."""
+        """Makes the tables' rows what they were at an older version, and commits that as a new version, with the step
+        and event time of the old one; returns its number. Dense weights and optimizers go back where they are given;
+        torch's generators do not. Where it fails, all is as it was before the call."""
         with self._mutex:
             log = self._open_writer()
             log.require_own()
@@ -347,5 +358,5 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def open_log(path: str | os.PathLike[str]) -> ChangeLog:
-    """A log to read, while another process writes it or none does: `ChangeLog(path, mode="r")`."""
+    """Opens a log to read it, while another process may write it: the same as `ChangeLog(path, mode="r")`."""
     return ChangeLog(path, mode="r")

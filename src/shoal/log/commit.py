@@ -1,7 +1,7 @@
-"""What a commit says beside its rows.
+"""What a commit says besides its rows.
 
-In its frame it says what changed since the commit before it, unless it is the first of a segment, or replaces a table's
-rows: such a commit says all. Whoever reads frames completes the others from the one before.
+Its frame says what changed since the commit before it. The first commit of a segment, and one that replaces a table's
+rows, say all. A SegmentFile completes each of the others from the commit before it.
 """
 
 import base64
@@ -30,13 +30,13 @@ _CHAIN_FIELDS = ("epoch", "writer", "before")
 
 
 def id_of(payload: bytes | bytearray | memoryview) -> str:
-    """The id of a commit, of its frame's payload. It covers the rows by their checksums, and earlier commits by the id
-    of the one before."""
+    """Returns the id of a commit, a hash of its frame's payload. It covers the rows through their checksums, and
+    earlier commits through the id of the one before."""
     return hashlib.blake2b(payload, digest_size=ID_DIGITS // 2).hexdigest()
 
 
 def shown_time(seconds: float) -> str:
-    """A time in UTC, as people read it."""
+    """Returns a time as text for people, in UTC."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
@@ -45,21 +45,23 @@ def shown_time(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class TableCommit:
-    """One table in a commit.
+    """What a commit says of one table.
 
-    replaces: rows that are not among the puts are gone. hyper: the optimizer's settings as they were then.
+    step: updates of the table so far. rows: how many rows the table had. puts, deletes: how many this commit has.
+    replaces: whether the rows that are not among the puts are gone.
+    hyper: the optimizer's settings. optimizer: its name; "" for none, None where the commit does not say.
     """
 
     step: int
-    rows: int  # that the table had
+    rows: int
     puts: int = 0
     deletes: int = 0
     replaces: bool = False
     hyper: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: str | None = None  # its name, "" for none; None where it was not said
+    optimizer: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Returns what `from_json` takes."""
         return {
             "step": self.step,
             "rows": self.rows,
@@ -71,7 +73,7 @@ class TableCommit:
         }
 
     def to_frame(self, before: "TableCommit | None") -> dict[str, Any]:
-        """The same without what is as before, and without zeros."""
+        """Returns the same without zeros, and without what `before` says as well."""
         is_same = before is not None and (self.hyper, self.optimizer) == (before.hyper, before.optimizer)
         left_out = ("hyper", "optimizer") if is_same else ()
         counts = ("puts", "deletes", "replaces")
@@ -83,7 +85,7 @@ class TableCommit:
 
     @staticmethod
     def from_json(where: str, value: Any, before: "TableCommit | None" = None) -> "TableCommit":
-        """As it came from a file. before: what it was in the commit before, where that may be left out."""
+        """Reads what came from a file. before: what the commit before says, which may be left out here."""
         fields = Fields(where, value)
         has = fields.value
         if before is not None and not {"hyper", "optimizer"} & has.keys():
@@ -102,7 +104,7 @@ class TableCommit:
         )
 
     def unchanged(self) -> "TableCommit":
-        """What a commit says of it that has no rows of it."""
+        """Returns what the next commit says of the table if it does not change it."""
         return replace(self, puts=0, deletes=0, replaces=False) if self.puts or self.deletes or self.replaces else self
 
 
@@ -118,21 +120,21 @@ def _hyper(fields: Fields) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DenseFile:
-    """Dense weights: the version that they were committed with, and what the file must be."""
+    """A file of dense weights: the version that they were committed with, its size and its checksum."""
 
     version: int
     bytes: int
     crc32c: int
-    # Whose states are in it, where this process wrote it: it need not be read to be known.
+    # The entries that the file has, where this process wrote it and need not read it.
     holds: frozenset[str] | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Returns what `from_json` takes."""
         return {"version": self.version, "bytes": self.bytes, "crc32c": self.crc32c}
 
     @staticmethod
     def from_json(fields: Fields) -> "DenseFile":
-        """As it came from a file."""
+        """Reads what came from a file."""
         return DenseFile(fields.integer("version", 1), fields.integer("bytes"), fields.integer("crc32c", 0, 2**32 - 1))
 
 
@@ -141,18 +143,18 @@ class Commit:
     """Changes of some tables that are visible together.
 
     time: when it was made, in seconds since 1970.
-    event_time: of the newest event that was trained on, as the user counts.
-    tables: all that the log has at this version.
-    kept: the newest version that was on the disk when this one was written.
-    epoch, writer: of the writer: each one that opens the log and commits has a higher number, and draws a name. 0 and
-        "" in format 1, which had neither.
-    before: the id of the commit before it; None for the first one, and where that is not known.
-    save: the id of the save that it is a part of, by one of several ranks.
-    is_partial: of tables, dense weights and generators it says only what it changed, and the commit before it, which
-        says the rest, cannot be read.
-    fields: those that this Shoal does not know, as they came from the file.
-    id: which commit it is, also among those of copies of a log that were written to. "" where it is not known, in
-        snapshots of format 1.
+    event_time: the time of the newest event that was trained on, as the user counts.
+    tables: all tables that the log has at this version.
+    kept: the newest version that was on the disk when this commit began.
+    epoch, writer: the writer's number and name. Each writer that opens the log and commits has a higher number, and
+        draws a name. 0 and "" in format 1, which had neither.
+    before: the id of the commit before it; None for the first one, and where it is not known.
+    save: the id of the save that it is a part of, where several ranks saved.
+    is_partial: whether it says only what it changed of tables, dense weights and generators, because the commit before
+        it, which says the rest, cannot be read.
+    fields: fields that this Shoal does not know, as they came from the file.
+    id: tells commits apart, also those of one version in copies of a log that were both written to. "" where it is not
+        known, in snapshots of format 1.
     """
 
     version: int
@@ -173,7 +175,7 @@ class Commit:
     id: str = ""
 
     def __repr__(self) -> str:
-        """In one line: generators and settings are left out."""
+        """One line, without generators and settings."""
         tables = ", ".join(f"{name}: {one.rows} rows" for name, one in list(self.tables.items())[:_MOST_SHOWN])
         more = f", {len(self.tables) - _MOST_SHOWN} more" if len(self.tables) > _MOST_SHOWN else ""
         said = [f"version={self.version}", f"step={self.step}", f"time={shown_time(self.time)}"]
@@ -185,7 +187,7 @@ class Commit:
 
     @property
     def mark(self) -> Mark:
-        """Which commit it is: its version and its id."""
+        """Its version and its id, which name it."""
         return self.version, self.id or f"time {self.time!r}"
 
     def after(self, before: "Commit | None") -> "Commit":
@@ -197,7 +199,7 @@ class Commit:
         return replace(self, tables=kept | dict(self.tables), dense=self.dense or before.dense)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes, all of it, without the id."""
+        """Returns what `from_json` takes: all but the id."""
         return {
             "version": self.version,
             "time": self.time,
@@ -217,8 +219,8 @@ class Commit:
         return {"epoch": self.epoch, "writer": self.writer, "before": self.before} if self.epoch else {}
 
     def to_frame(self, before: "Commit | None") -> tuple[dict[str, Any], bytes]:
-        """What a frame has: JSON, and the states of generators. before: the commit of which it need not repeat what is
-        still so; None where it says all."""
+        """Returns what the commit's frame holds: JSON, and the states of generators. before: the commit before it, of
+        which it does not repeat what is unchanged; None for a commit that says all."""
         tables, dense, rng = (before.tables, before.dense, before.rng) if before is not None else ({}, None, {})
         said: dict[str, Any] = {"version": self.version, "time": self.time}
         said |= {"step": self.step} if self.step is not None else {}
@@ -241,9 +243,9 @@ class Commit:
     def from_json(
         where: str, value: Any, known_as: str = "", binary: bytes = b"", before: "Commit | None" = None
     ) -> "Commit":
-        """As it came from a file. known_as: its id. binary: the states of generators, where they are not in the JSON.
-        before: the commit before it, where that is known. Raises CheckpointError where it has a field that a reader
-        must know and this Shoal does not."""
+        """Reads what came from a file. known_as: its id. binary: the states of generators, where they are not in the
+        JSON. before: the commit before it, where that is known. Raises CheckpointError where the commit needs a field
+        that this Shoal does not know."""
         fields = Fields(where, value)
         others = fields.others((*_FIELDS, *_CHAIN_FIELDS))
         is_whole = fields.flag("whole") if "whole" in fields.value else True
@@ -273,7 +275,7 @@ class Commit:
 
 
 def _tables(fields: Fields, before: Mapping[str, TableCommit]) -> Mapping[str, TableCommit]:
-    """Those of a commit, and those of the commit before that it does not name."""
+    """Returns the tables that a commit names, and those of the commit before that it does not name."""
     said = {
         name: TableCommit.from_json(f"{fields.where}, table {name!r:.100}", one, before.get(name))
         for name, one in fields.object("tables").value.items()
@@ -286,7 +288,7 @@ def _dense(fields: Fields, before: DenseFile | None) -> DenseFile | None:
 
 
 def _rng(fields: Fields, binary: bytes, before: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """States of generators, one after the other in `binary`, or in base64."""
+    """Returns the states of generators, which are one after the other in `binary`, or in base64."""
     found, at = {}, 0
     said = fields.object("rng") if "rng" in fields.value else None
     for name, value in said.value.items() if said is not None else ():

@@ -1,4 +1,5 @@
-"""Compaction: a snapshot of the newest version, from the one before and the commits since. No table takes part."""
+"""Compaction: a snapshot of the newest version, made from the snapshot before and the commits since. Tables take no
+part."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,15 +18,15 @@ from shoal.log.snapshot import SnapshotError, SnapshotWriter, buckets_of
 from shoal.log.version import Version, Winners
 from shoal.records import Layout, Rows, join
 
-# Rows that changed are held in memory at a time, in bytes; where there are more, buckets are taken in turns.
+# Bytes of changed rows that are held in memory at a time; where there are more, buckets are taken in turns.
 _HELD_BYTES = 256 << 20
-# Of folders that compactions write, which the next one may remove: the log's writer has others.
+# The suffix of folders that compactions write. The next one may remove them; the log's writer uses another suffix.
 _SUFFIX = ".compact.tmp"
 
 
 @contextmanager
 def compacting(files: Files) -> Iterator[Any]:
-    """The lock, while no other process or thread compacts the log; None where one does."""
+    """Gives the lock under which a log is compacted; None where another process or thread holds it."""
     try:
         lock = _native.FileLock.take(files.compact_lock, "compaction")
     except StorageError:
@@ -38,9 +39,9 @@ def compacting(files: Files) -> Iterator[Any]:
 
 
 def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lambda _rows: None) -> int | None:
-    """Make a snapshot of the newest version, unless there is one, and let go what `retain` snapshots do not need.
-    Returns its version; None where there is nothing to do, another process is at it, or the log was rewritten
-    meanwhile. `progress` hears of rows."""
+    """Makes a snapshot of the newest version, unless there is one, and removes what the newest `retain` snapshots do
+    not need. Returns its version; None where there is nothing to do, another process compacts the log, or the log was
+    rewritten in the meantime. progress: called with numbers of rows."""
     with compacting(files) as lock:
         if lock is None:
             return None
@@ -51,8 +52,9 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
         if version.manifest.snapshots and not version.is_behind_snapshot:
             return _retain_only(files, retain)
         if version.manifest.snapshots and version.manifest.snapshots[-1].version == version.commit.version:
-            return None  # it is damaged, which a repair mends
-        # On the disk before the snapshot is: else a power cut might leave a log whose segment ends before it.
+            return None  # that snapshot is damaged, which a repair mends
+        # The segment has to be on the disk before the snapshot is: else a power cut might leave a log whose segment
+        # ends before its snapshot.
         with _native.File.open_to_write(files.segment(version.manifest.segments[-1])) as segment:
             segment.sync()
         _remove_remains(files, version)
@@ -63,13 +65,13 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
                 path = files.manifest if lock.is_in_place else files.compact_lock
                 raise StorageError(
                     f"[file {path}] was removed or replaced while this process compacted the log: another one may "
-                    f"compact or write it. Nothing was let go. Compact it again."
+                    f"compact or write it. No file was removed. Compact it again."
                 )
-            if now.snapshots and now.snapshots[-1].version >= entry.version:  # the log was rewritten meanwhile
+            if now.snapshots and now.snapshots[-1].version >= entry.version:  # the log was rewritten in the meantime
                 remove_folder(files.snapshot(entry.version))
                 return None
             changed = replace(now, snapshots=(*now.snapshots, entry))
-            # What a damaged snapshot would let go is what stands in for it.
+            # The files that a damaged snapshot would make unnecessary are those that stand in for it.
             changed = changed if is_damaged else _retained(changed, retain)
             write(changed)
         let_go(files, now, changed)
@@ -77,7 +79,7 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
 
 
 def _newest_snapshot(files: Files, version: Version, progress: Callable[[int], None]) -> tuple[SnapshotEntry, bool]:
-    """A snapshot of a version, and whether a damaged one was met, without which it was made."""
+    """Writes a snapshot of a version. Returns it, and whether an older one was found damaged and not used."""
     newest = version.manifest.snapshots[-1].version if version.manifest.snapshots else 0
     is_damaged = newest > version.begins_at
     while True:
@@ -88,7 +90,7 @@ def _newest_snapshot(files: Files, version: Version, progress: Callable[[int], N
 
 
 def write_snapshot(files: Files, version: Version, progress: Callable[[int], None]) -> SnapshotEntry:
-    """Write a snapshot of a version. It is complete, and the manifest does not name it yet."""
+    """Writes a snapshot of a version. It is complete; the manifest does not name it yet."""
     writer = SnapshotWriter(files, version.commit.version, _SUFFIX)
     try:
         for name, layout in version.layouts.items():
@@ -107,8 +109,8 @@ def write_snapshot(files: Files, version: Version, progress: Callable[[int], Non
 
 
 def _retain_only(files: Files, retain: int) -> int | None:
-    """Let go what `retain` snapshots do not need, where the newest version has one. Its version, or None where there is
-    nothing to let go."""
+    """Removes what the newest `retain` snapshots do not need, where the newest version has a snapshot. Returns that
+    version, or None where there is nothing to remove."""
     with changing_manifest(files) as write:
         now = read_manifest(files)
         changed = _retained(now, retain)
@@ -120,8 +122,8 @@ def _retain_only(files: Files, retain: int) -> int | None:
 
 
 def _retained(manifest: Manifest, retain: int) -> Manifest:
-    """A log of the newest `retain` snapshots, and what came since. REQUIRES: it has one."""
-    # What a version is made from: the beginning, while it is kept, and the snapshots.
+    """Returns the manifest of the newest `retain` snapshots and of what came since. REQUIRES: there is a snapshot."""
+    # What versions are made from: the log's beginning, while it is kept, and the snapshots.
     is_whole = manifest.begins_with_nothing and not manifest.kept_from
     bases = [0] * is_whole + [one.version for one in manifest.snapshots]
     after = bases[-retain:][0]
@@ -136,7 +138,7 @@ def _retained(manifest: Manifest, retain: int) -> Manifest:
 
 
 def _remove_remains(files: Files, version: Version) -> None:
-    """Remove what compactions left that died: they may be many, beside a writer that lives."""
+    """Removes what compactions left that died. There may be many of them while one writer lives."""
     named = {files.snapshot(one.version).name for one in version.manifest.snapshots}
     for name in names_in(files.snapshots):
         is_done = name.isdecimal() and int(name) <= version.commit.version and name not in named
@@ -145,8 +147,8 @@ def _remove_remains(files: Files, version: Version) -> None:
 
 
 def let_go(files: Files, before: Manifest, after: Manifest) -> None:
-    """Remove what the manifest named and does not any more. What cannot be is left to the next who compacts or opens
-    the log: the log is as it should be already."""
+    """Removes what the manifest named before and does not name any more. A file that cannot be removed stays until the
+    log is compacted or opened again: the log is complete without that."""
     with suppress(StorageError, CheckpointError):
         _let_go(files, before, after)
 
@@ -166,7 +168,7 @@ def _let_go(files: Files, before: Manifest, after: Manifest) -> None:
 
 
 def by_bucket(version: Version, layout: Layout, held_bytes: int = _HELD_BYTES) -> Iterator[Rows]:
-    """The rows of a table in the order of their buckets, in pieces."""
+    """Yields the rows of a table in pieces, in the order of their buckets."""
     base, commits = version.base_of(layout.name)
     winners = Winners(layout.name, commits)
     turns = min(max(-(-len(winners) * (layout.row_bytes + 16) // held_bytes), 1), layout.buckets)
@@ -184,7 +186,7 @@ def by_bucket(version: Version, layout: Layout, held_bytes: int = _HELD_BYTES) -
 
 
 class _Changed:
-    """Rows that changed, of some buckets, in the order of these."""
+    """The changed rows of some buckets, in the order of the buckets."""
 
     def __init__(self, layout: Layout, winners: Winners, first: int, end: int) -> None:
         self._layout = layout
@@ -204,7 +206,7 @@ class _Changed:
         return rows.some(order)
 
     def up_to(self, bucket: int, others: Rows | None) -> Iterator[Rows]:
-        """The rows up to a bucket that were not given yet, among others of the same buckets, in order."""
+        """Yields the changed rows up to a bucket that were not yielded yet, merged with others of the same buckets."""
         pieces = [] if others is None or not len(others) else [others]
         if self._rows is not None and self._buckets is not None:
             end = int(torch.searchsorted(self._buckets, bucket, right=True))

@@ -9,7 +9,7 @@ from shoal.records.excerpt import sentence
 
 
 def random_states() -> dict[str, bytes]:
-    """torch's generators as they are now."""
+    """Returns the states of torch's generators as they are now, by name."""
     states = {"cpu": bytes(torch.get_rng_state().numpy().tobytes())}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for number in range(torch.cuda.device_count()):
@@ -18,7 +18,7 @@ def random_states() -> dict[str, bytes]:
 
 
 def set_random_states(where: str, states: Mapping[str, bytes]) -> None:
-    """Have torch's generators be as they were; those of devices that are not here are left out."""
+    """Sets the states of torch's generators. Those of devices that are not here are left out."""
     for name, state in states.items():
         tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8) if state else torch.empty(0, dtype=torch.uint8)
         try:

@@ -38,7 +38,7 @@ class Label:
         return Label(time.time(), step, event_time, checked_metadata(where, metadata))
 
     def commit(self, version: int, tables: Mapping[str, TableCommit], rng: Mapping[str, bytes]) -> Commit:
-        """Returns a commit with this label, of these tables alone."""
+        """Returns a commit with this label, of these tables only."""
         return Commit(
             version,
             self.time,
@@ -53,13 +53,13 @@ class Label:
 
 
 def _depth(value: Any, most: int) -> int:
-    """Of dicts and lists in each other; where it is more than `most`, anything above it."""
+    """Returns how deep dicts and lists are in each other, or some number above `most`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return 1 + (max((_depth(one, most - 1) for one in inner), default=0) if most >= 0 else 0)
 
 
 def checked_metadata(where: str, metadata: Any) -> dict[str, Any]:
-    """What a user gave, if it is the same behind JSON."""
+    """Returns the metadata that a user gave. Raises InputError where JSON does not keep it as it is."""
     if metadata is None:
         return {}
     if _depth(metadata, _MOST_DEPTH) > _MOST_DEPTH:
