@@ -1,1 +1,1 @@
-"""Numbers: `scripts/bench cpu` runs every case of cpu.py against its peers and appends results/cpu.csv."""
+"""Benchmarks: `scripts/bench cpu` runs every case of cpu.py against its peers and appends to results/cpu.csv."""

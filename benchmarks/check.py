@@ -1,4 +1,4 @@
-"""Only what computes the same is timed."""
+"""Checks that contenders compute the same before they are timed."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 class Mismatch(Exception):
-    """Ours and a peer disagree, so there is nothing to time."""
+    """Raised where ours and a peer compute different results, so that a time would mean nothing."""
 
 
 def same_forward(ours: Bags, peers: Sequence[Bags], batches: Sequence[Batch]) -> None:
@@ -23,7 +23,7 @@ def same_forward(ours: Bags, peers: Sequence[Bags], batches: Sequence[Batch]) ->
 
 
 def same_step(ours: Bags, peers: Sequence[Bags], batch: Batch, gradient: torch.Tensor) -> None:
-    """One step from equal rows leaves equal rows. Changes all of them."""
+    """Checks that one step from equal rows leaves equal rows. Changes the rows of all contenders."""
     for bags in (ours, *peers):
         bags.step(batch, gradient)
     for table in range(TABLES):

@@ -31,16 +31,16 @@ DIMS = (64, 32, 128)
 ALONE = "shoal, one thread"
 HALF = Limit(0.6)  # of the time on one thread, for two
 LR = 0.05
-EPS = 1e-12  # torch's SparseAdam adds it before the bias correction, ours after: so small that it does not matter
+EPS = 1e-12  # small: torch's SparseAdam adds it before the bias correction, ours after
 
 
 def other_dims(limits: Limits) -> Callable[..., Limits]:
-    """The limits are written for dim 64; other dims get a tenth more."""
+    """Returns the limits for a dim: they are written for dim 64, and other dims get a tenth more."""
     return lambda dim, **_: {peer: limit if dim == 64 else limit.widened(1.1) for peer, limit in limits.items()}
 
 
 def _step_limits(limits: Limits) -> Callable[..., Limits]:
-    """Of a training step on two threads: also beside one thread of ours, and two modules of FBGEMM."""
+    """Returns the limits of a step on two threads, also to one thread of ours and to two modules of FBGEMM."""
     widened = other_dims(limits)
     return lambda **values: {**widened(**values), ALONE: HALF, "fbgemm x 2": Limit(1.0)}
 
@@ -50,7 +50,7 @@ def _step_limits(limits: Limits) -> Callable[..., Limits]:
 
 @dataclass(frozen=True)
 class Field:
-    """Ours and the peers with the same rows, checked against each other, and the batches."""
+    """Holds ours and the peers with the same rows, compared with each other, and the batches."""
 
     ours: ShoalBags
     peers: Sequence[Bags]
@@ -96,7 +96,7 @@ def _keys_a_batch(bench: Bench) -> int:
 
 
 def _over(batches: Sequence[T], step: Callable[[T], object]) -> Callable[[int], object]:
-    """A contender's step: the batches in turn."""
+    """Returns a contender's step, which takes the batches in turn."""
     return lambda i: step(batches[i % len(batches)])
 
 
@@ -122,7 +122,7 @@ def eval_forward(bench: Bench, dim: int, ids: str) -> Result:
 
 
 class _Hashed:
-    """The roof's hashed forward, in the place where a check wants a forward."""
+    """Gives a check the roof's hashed forward as the forward of a peer."""
 
     name = "plain C, hash in front"
 
@@ -208,7 +208,7 @@ def train_adam(bench: Bench, dim: int, ids: str) -> Result:
 
 # -- Births -----------------------------------------------------------------------------------------------------------
 
-NEW_STEPS = 3  # a turn: each leaves 164 k rows behind
+NEW_STEPS = 3  # a turn: each adds 164 k rows
 
 
 @registry.case(
@@ -250,7 +250,7 @@ def every_key_new(bench: Bench, tables: str) -> Result:
             hit.append(time.perf_counter() - start)
         return sum(born) / len(born), sum(hit) / len(hit)
 
-    turn()  # untimed: what a process does once
+    turn()  # untimed: a process does some work only once
     for number in range(bench.effort.rounds):
         bench.say(f"round {number + 1} of {bench.effort.rounds}")
         born, hit = bench.gate.run(turn)

@@ -1,4 +1,4 @@
-"""Step time against hit rate: points, and their picture. python -m benchmarks.curve draws those that there are."""
+"""Step time against hit rate: the points, and their picture. `python -m benchmarks.curve` draws the recorded ones."""
 
 import csv
 import pathlib
@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks import record
 
-# What a run of a suite appends to, and what is on the axis.
+# The file that a run of a suite appends to, and the label of the axis.
 CURVES = {
     "tiers": (record.RESULTS / "tiers_curve.csv", "different keys of a batch that are in memory, %"),
     "gpu": (record.RESULTS / "gpu_curve.csv", "keys of a batch that are in device memory, %"),
@@ -49,8 +49,8 @@ def append(suite: str, points: Sequence[Point]) -> None:
 
 
 def draw(suite: str) -> pathlib.Path:
-    """The newest run of a suite; returns where the picture is."""
-    import matplotlib  # what measures need not have it
+    """Draws the newest run of a suite. Returns the picture's path."""
+    import matplotlib  # the code that measures does not need it
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

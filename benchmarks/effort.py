@@ -1,14 +1,14 @@
-"""How hard a run looks: every number of rounds, seconds, rows and bytes that is another in a shorter run."""
+"""How long a run measures: every number of rounds, seconds, rows and bytes that is smaller in a shorter run."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class MemorySizes:
-    """Of cases that look at resident memory, each in a process of its own."""
+    """Numbers of the cases that measure resident memory, each in a process of its own."""
 
     rows: tuple[int, ...] = (125_000, 300_000, 1_000_000, 2_000_000)
-    judged_from: int = 100_000  # rows; jumps below it are left out, as fixed costs decide there
+    judged_from: int = 100_000  # rows; jumps below it are left out, because fixed costs decide there
     erase_rows: int = 4_000_000
     spilled_rows: int = 2_000_000
     spilled_steps: int = 400
@@ -16,7 +16,7 @@ class MemorySizes:
 
 @dataclass(frozen=True)
 class DiskSizes:
-    """Of cases that read and write files, and of fio's jobs beside them."""
+    """Numbers of the cases that read and write files, and of the fio jobs that they are compared with."""
 
     file_bytes: int = 1 << 30
     turn_seconds: float = 2.0
@@ -29,7 +29,7 @@ class DiskSizes:
 
 @dataclass(frozen=True)
 class SpillSizes:
-    """Of training where rows are in memory and on a disk; rows and batches are those of the cpu suite."""
+    """Numbers of training with rows in memory and on a disk; rows and batches are those of the cpu suite."""
 
     warm_turns: int = 3
     turn_steps: int = 12
@@ -37,7 +37,7 @@ class SpillSizes:
 
 @dataclass(frozen=True)
 class LogSizes:
-    """Of saves, commits and loads, and of training while they happen."""
+    """Numbers of saves, commits and loads, and of training while they run."""
 
     rows: int = 10_000_000
     commits: int = 100
@@ -49,14 +49,14 @@ class LogSizes:
 
 @dataclass(frozen=True)
 class Effort:
-    """A turn is long enough for /proc/stat, which counts in hundredths of a second."""
+    """Numbers of turns. A turn is long enough for /proc/stat, which counts in hundredths of a second."""
 
     rounds: int = 9
     turn_seconds: float = 0.3
     live_rows: int = 1_000_000
     bags: int = 1024  # of a table in a batch
     batches: int = 16  # rotated, so that no contender finds its batch in the caches: 16 x 42 MB at dim 64
-    ragged_bags: int = 4096  # at most, where a case says how many
+    ragged_bags: int = 4096  # at most, if a case says how many
     ragged_batches: int = 6
     find_keys: int = 10_000_000
     growth_rows: tuple[int, int] = (10_000_000, 100_000_000)
@@ -66,7 +66,7 @@ class Effort:
     log: LogSizes = field(default_factory=LogSizes)
 
 
-# What benchmarks/results was measured with.
+# The numbers that benchmarks/results was measured with.
 FULL = Effort()
 
 # Some seconds a case: to see that it runs, with tables that do not fit a core's caches.

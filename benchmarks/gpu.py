@@ -1,4 +1,4 @@
-"""The GPU cases. Time is the device's, between events around a run of steps, so a host that is too slow counts.
+"""The GPU cases. Time is the device's, between events around a run of steps, so a slow host makes it longer.
 
 Work A is NVIDIA's public benchmark of dynamicemb: sequences, power law, all keys present. Work B is pooled sums. Ours
 hashes int64 keys; FBGEMM indexes an array.
@@ -33,7 +33,7 @@ ALPHA = 1.05
 
 
 def power_law(n: int, rows: int) -> Tensor:
-    """Ids below `rows` with that power law; hot ones lie anywhere."""
+    """Returns ids below `rows` with that power law; hot ids lie anywhere."""
     drawn = torch.rand(n, device=DEVICE, dtype=torch.float64)
     power = 1 - ALPHA
     ranks = (((rows**power - 1) * drawn + 1) ** (1 / power)).long() - 1
@@ -48,7 +48,7 @@ DRAWS: dict[str, Callable[[int, int], Tensor]] = {"uniform": uniform, "zipf": po
 
 
 def timed(bench: Bench, contenders: Sequence[Contender], steps: int = 20) -> Result:
-    """Rounds in which every contender takes a turn of `steps` steps; milliseconds a step."""
+    """Measures rounds in which every contender takes a turn of `steps` steps. Returns milliseconds a step."""
     rounds: dict[str, list[float]] = {one.name: [] for one in contenders}
     position = {one.name: 0 for one in contenders}
 
@@ -74,7 +74,7 @@ def timed(bench: Bench, contenders: Sequence[Contender], steps: int = 20) -> Res
 
 
 def host_time(step: Callable[[int], object], steps: int = 10) -> float:
-    """Milliseconds that the host takes for a step while the device is behind."""
+    """Returns the milliseconds that the host takes for a step while the device still works on earlier ones."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for number in range(steps):
@@ -88,7 +88,7 @@ def host_time(step: Callable[[int], object], steps: int = 10) -> float:
 
 
 class Rows(torch.autograd.Function):
-    """The op of sequences with its one flat output; a module cuts it into features."""
+    """Calls the op of sequences, with its one flat output; a module cuts the output into features."""
 
     @staticmethod
     def forward(ctx, anchor, token, update_token, lookup, values, offsets, dim):
@@ -108,7 +108,7 @@ class Rows(torch.autograd.Function):
 
 
 class Ours:
-    """A collection, called at its group's op with autograd, and as a module."""
+    """Runs a collection by its group's op with autograd, and as a module."""
 
     def __init__(
         self, tables: int, rows: int, dim: int, optimizer: Any, pooling: str, tiers: Sequence[Any] | None = None
@@ -157,7 +157,7 @@ class Ours:
 
 
 class Fbgemm:
-    """Static tables of FBGEMM, which by default checks ids against the tables' bounds."""
+    """Runs static tables of FBGEMM, which by default checks ids against the tables' bounds."""
 
     def __init__(self, tables: int, rows: int, dim: int, optimizer: str, pooling: str) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -241,7 +241,7 @@ def pooled_batches(draw: str, dim: int) -> list[Batch]:
 
 
 def weighted(batch: Batch) -> Batch:
-    """The batch with a weight a key, whose gradient is wanted."""
+    """Returns the batch with a weight for each key; the weights require a gradient."""
     return replace(batch, weights=torch.rand(len(batch.values), device=DEVICE, requires_grad=True))
 
 
@@ -250,7 +250,7 @@ def contender(name: str, step: Callable[[Batch], None], batches: Sequence[Batch]
 
 
 def train(bench: Bench, ours: Ours, peer: Fbgemm, batches: Sequence[Batch]) -> Result:
-    """Training steps of all contenders, and the host's time for ours."""
+    """Measures training steps of all contenders, and the host's time for ours."""
     result = timed(
         bench,
         [
@@ -265,7 +265,7 @@ def train(bench: Bench, ours: Ours, peer: Fbgemm, batches: Sequence[Batch]) -> R
 
 
 def evaluate(bench: Bench, ours: Ours, peer: Fbgemm, batches: Sequence[Batch]) -> Result:
-    """Lookups of all contenders."""
+    """Measures lookups of all contenders."""
     return timed(
         bench,
         [
@@ -343,7 +343,7 @@ MANY, MANY_ROWS = 1000, A_ROWS * TABLES // 1000 + 1
 
 
 def spread(batch: Batch) -> Batch:
-    """The same rows in MANY tables: each table's keys are dealt out to a hundred others, by their last two digits."""
+    """Puts the same rows into MANY tables: the keys of each table go to a hundred others, by their last two digits."""
     share = MANY // TABLES
     table = torch.arange(TABLES, device=DEVICE).repeat_interleave(A_KEYS) * share + batch.values % share
     order = torch.argsort(table, stable=True)
@@ -458,7 +458,7 @@ SLOTS, FULL, FOUND_KEYS, NEW_KEYS = 64_000_000, 0.8, 1_600_000, 1_000_000
 
 
 def _one_table(keys: int) -> DeviceRows:
-    """An index of SLOTS entries over rows of one float, with so many keys in it."""
+    """Returns an index of SLOTS entries over rows of one float, with so many keys in it."""
     rows = DeviceRows([shoal.Table("t", 1, optimizer=shoal.SGD())], 0, DEVICE)
     rows.index.reserve({0: int(SLOTS * FULL)})
     rows.storage.grow(0, int(SLOTS * FULL))
@@ -468,7 +468,7 @@ def _one_table(keys: int) -> DeviceRows:
 
 
 def _finding(rows: DeviceRows, insert: bool) -> Callable[[Tensor], None]:
-    """A call of the index alone, for keys of the only table: no row is written."""
+    """Returns a call of the index, for keys of the only table. No row is written."""
     v = variables(*rows.variables)
     tables_of = torch.tensor([[1]], dtype=torch.int32, device=DEVICE)
     program = Program(rows.find(v, tables_of, (1, 1), insert, rows=False))
@@ -506,7 +506,7 @@ def find_alone(bench: Bench) -> Result:
 
 
 def _inserting(bench: Bench, find: Callable[[Tensor], None], batches: Iterator[Tensor], least: float) -> Result:
-    """Batches that were not seen before, made ahead."""
+    """Measures finds of new keys, whose batches are made before the clock runs."""
     steps = 3
     made = list(itertools.islice(batches, WARMING + steps * bench.effort.rounds))
     result = timed(bench, [Contender(OURS, lambda number: find(made[number]))], steps=steps)
@@ -515,7 +515,7 @@ def _inserting(bench: Bench, find: Callable[[Tensor], None], batches: Iterator[T
 
 @registry.case(
     "find or insert, half of 1M keys new",
-    compares="keys a second, the index alone, at a load of 0.5 and more",
+    compares="keys a second of the index, without rows, at a load of 0.5 and more",
     limits={"least": Limit(1.0)},
     stage="half an index",
 )

@@ -29,7 +29,7 @@ def _milliseconds(step: Callable[[Batch], object], batches: Sequence[Batch]) -> 
 
 
 def _asked(ours: Ours) -> tuple[int, int]:
-    """Keys that were looked up and found above, and those that were not."""
+    """Returns the number of keys that were found above, and of those that were not."""
     tiers = [ours.bags.table(name).stats().tiers[0] for name in ours.names]
     return sum(tier.hits for tier in tiers), sum(tier.misses for tier in tiers)
 

@@ -1,4 +1,4 @@
-"""GPU cases where most rows are in host memory, below the device's."""
+"""The GPU cases with most rows in host memory, below device memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ class TierWork:
 _WHOLE = TierWork(3_355_443, 335_544, A_KEYS, {"fit": 330_000, "spill": 460_000})
 TIER_WORK = {"": _WHOLE, ", 1/16": _WHOLE.part(16)}
 TIER_STEPS, TIER_PRIMING = 20, 100
-# What a case must keep to: a ratio to our own step with all rows in device memory, or milliseconds.
+# The limit of a case: a ratio to our own step with all rows in device memory, or milliseconds.
 TIER_LIMITS = {
     ("train", "fit"): {"all in Hbm": Limit(1.3)},
     ("train", "spill"): {"4 ms": Limit(1.0)},
@@ -59,7 +59,7 @@ AHEAD_LIMITS = {"fit": {}, "spill": {"2.5 ms": Limit(1.0)}}
 
 @dataclass(frozen=True)
 class Tiers:
-    """The same tables with most rows below and with all rows in device memory, and the batches of each pool."""
+    """Holds the same tables with most rows below and with all rows in device memory, and the batches of each pool."""
 
     two: Ours
     one: Ours
@@ -67,13 +67,14 @@ class Tiers:
     batches: dict[str, list[Batch]]
 
     def moved(self) -> int:
-        """Rows that came up or were written down so far, whichever are more."""
+        """Returns the number of rows promoted or written down so far, the larger of the two."""
         stats = [self.two.bags.table(name).stats().tiers[0] for name in self.two.names]
         return max(sum(one.promotions for one in stats), sum(one.demotions for one in stats))
 
 
 def tier_batches(work: TierWork, pool: int, many: int) -> list[Batch]:
-    """Every key of the pool once, then keys drawn from it, never the same batch again: it would be in device memory."""
+    """Returns batches with every key of the pool once, then with keys drawn from it. No batch comes twice, since
+    its rows would be in device memory."""
     stride, n = work.rows // pool, TABLES * work.keys
     gradient = torch.randn(n, A_DIM, device=DEVICE)
     offsets, lengths = torch.arange(n + 1, device=DEVICE), torch.ones(n, dtype=torch.int64, device=DEVICE)
@@ -88,7 +89,7 @@ def tier_batches(work: TierWork, pool: int, many: int) -> list[Batch]:
 
 
 def held_tiers(bench: Bench, size: str) -> Tiers:
-    """The tables of that size, made once."""
+    """Returns the tables of that size, which are made once."""
     work, adam = TIER_WORK[size], OPTIMIZERS["adam"][0]
     config = shoal.Table("t", A_DIM, optimizer=adam)
     layout = Layout(config.dim, config.dtype, config.columns, whole=True)
@@ -100,7 +101,7 @@ def held_tiers(bench: Bench, size: str) -> Tiers:
         ]
         one = Ours(TABLES, work.rows, A_DIM, adam, "none")
         two = Ours(TABLES, work.rows, A_DIM, adam, "none", tiers)
-        many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds + 2  # which prefetch takes ahead
+        many = TIER_PRIMING + WARMING + TIER_STEPS * bench.effort.rounds + 2  # that prefetch takes ahead
         drawn = {name: tier_batches(work, pool, many) for name, pool in work.pools.items()}
         made = Tiers(two, one, layout.row_bytes, drawn)
         two.bags.check()
@@ -110,7 +111,7 @@ def held_tiers(bench: Bench, size: str) -> Tiers:
 
 
 def bus_speed() -> float:
-    """Bytes a millisecond from pinned memory to the device, by a copy."""
+    """Returns how many bytes a copy moves in a millisecond from pinned memory to the device."""
     n = 1 << 28
     host, device = torch.empty(n, dtype=torch.uint8, pin_memory=True), torch.empty(n, dtype=torch.uint8, device=DEVICE)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -142,7 +143,7 @@ def tiers(bench: Bench, size: str, draw: str, what: str) -> Result:
 
 
 def _primed(held: Tiers, size: str, draw: str) -> list[Batch]:
-    """A pass over the pool and some steps more; the batches that follow."""
+    """Runs one pass over the pool and some more steps. Returns the batches that follow."""
     batches, work = held.batches[draw], TIER_WORK[size]
     first = -(-work.pools[draw] // work.keys) + TIER_PRIMING
     for batch in batches[:first]:
@@ -184,7 +185,7 @@ def tiers_ahead(bench: Bench, size: str, draw: str) -> Result:
 
 @contextmanager
 def rows_ahead(ours: Ours, batches: Sequence[Batch]) -> Iterator[Iterator[Batch]]:
-    """The batches, with their rows brought to device memory."""
+    """Yields the batches with their rows in device memory."""
 
     def features(batch: Batch) -> shoal.KeyedJaggedTensor:
         return shoal.KeyedJaggedTensor(ours.names, batch.values, lengths=batch.lengths, offsets=batch.offsets)

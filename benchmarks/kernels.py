@@ -1,4 +1,4 @@
-"""What a GPU step's kernels take: `python -m benchmarks.kernels` measures, appends the CSV and writes the table of
+"""Times of a GPU step's kernels: `python -m benchmarks.kernels` measures, appends to the CSV and writes the table of
 docs/tuning.md; `python -m benchmarks.kernels --table` writes the table only."""
 
 import csv
@@ -14,9 +14,9 @@ CSV = record.RESULTS / "gpu_kernels.csv"
 TUNING = pathlib.Path(__file__).resolve().parent.parent / "docs" / "tuning.md"
 BLOCK = re.compile(r"(?<=<!-- kernels -->\n).*?(?=<!-- /kernels -->)", re.DOTALL)
 STEPS = 10
-# What the device itself does, in rows without a work.
+# Measures of the device itself, in rows without a work.
 COPY, RANDOM = "copy, TB/s", "random reads of 4 bytes, G/s"
-# torch's sort is several kernels; so is what it and the steps copy and clear.
+# Torch's sort is several kernels; so are the copies and fills of the sort and of the steps.
 SORT, OTHERS = "sort (torch)", "copies and fills"
 NAMES = {"radix_sort": SORT, "Memcpy": OTHERS, "Memset": OTHERS, "elementwise": OTHERS}
 WORKS = ("A adam", "A sgd", "B 32 uniform", "B 64 uniform", "B 64 zipf", "B 128 uniform", "B 128 zipf")
@@ -24,7 +24,7 @@ WORKS = ("A adam", "A sgd", "B 32 uniform", "B 64 uniform", "B 64 zipf", "B 128 
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel of one work: its microseconds a step, and what part of them its bytes take at the speed of a copy."""
+    """One kernel of one work: microseconds a step, and the part of them that its bytes take at the speed of a copy."""
 
     when: str
     commit: str
@@ -36,7 +36,7 @@ class Row:
 
 
 def profile(step: Callable[[int], None]) -> dict[str, float]:
-    """Microseconds a step that each kernel takes on the device."""
+    """Returns the microseconds a step that each kernel takes on the device."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -56,7 +56,7 @@ def profile(step: Callable[[int], None]) -> dict[str, float]:
 
 
 def copied_per_us() -> float:
-    """Bytes that a copy within the device moves in a microsecond, read and written."""
+    """Returns the bytes that a copy within the device moves in a microsecond, read and written."""
     import torch
 
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -72,7 +72,7 @@ def copied_per_us() -> float:
 
 
 def random_reads_per_ns() -> float:
-    """Words that the device reads at random out of 8 GiB in a nanosecond."""
+    """Returns the words that the device reads at random out of 8 GiB in a nanosecond."""
     import torch
 
     source = torch.empty(2**31 - 1, dtype=torch.int32, device="cuda")
@@ -89,7 +89,7 @@ def random_reads_per_ns() -> float:
 
 
 def measure(work: str) -> tuple[dict[str, float], dict[str, float]]:
-    """By kernel, microseconds and the bytes it must move: rows once each, what is between kernels once each way."""
+    """Returns each kernel's microseconds and the bytes it must move: rows once, data between kernels once each way."""
     import torch
 
     import shoal
@@ -143,7 +143,7 @@ def run() -> None:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The newest run: a line a kernel, a column a work."""
+    """Returns the newest run as a table: a line for each kernel, a column for each work."""
     if not rows:
         return "No run is recorded yet.\n"
     last = max(row.when for row in rows)

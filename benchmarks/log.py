@@ -1,4 +1,4 @@
-"""The change log: saving, committing, loading and recovering rows, beside what disk and torch do with as many bytes.
+"""The change log: saving, committing, loading and recovering rows, compared with the disk and torch for as many bytes.
 
 SHOAL_BENCH_DIR is where the files go; the system's folder for temporary files if it is not set.
 """
@@ -34,7 +34,7 @@ PART = 0.01
 SMALL_PART = 0.002
 BAG = 20
 CHUNK = 1 << 20
-TRACKED_STEPS = 8  # between two commits: in so many nearly all rows change for the first time
+TRACKED_STEPS = 8  # between two commits: within so many steps nearly all rows change for the first time
 
 
 def collection() -> shoal.EmbeddingBagCollection:
@@ -42,7 +42,7 @@ def collection() -> shoal.EmbeddingBagCollection:
 
 
 def filled(rows: int) -> shoal.EmbeddingBagCollection:
-    """A table of so many rows."""
+    """Returns a collection with a table of so many rows."""
     bags = collection()
     for ids in torch.arange(rows).split(CHUNK):
         bags.table("t").assign(keys_of(ids), torch.randn(len(ids), DIM))
@@ -50,14 +50,14 @@ def filled(rows: int) -> shoal.EmbeddingBagCollection:
 
 
 def change(bags: shoal.EmbeddingBagCollection, rows: int, share: float) -> int:
-    """Have a share of the rows, chosen at random, be others."""
+    """Assigns new weights to a share of the rows, chosen at random. Returns their number."""
     ids = torch.randperm(rows)[: int(rows * share)]
     bags.table("t").assign(keys_of(ids), torch.randn(len(ids), DIM))
     return len(ids)
 
 
 def memory_for(rows: int) -> int:
-    """What a table of so many rows takes, with its index and what is read into it."""
+    """Returns the bytes of a table of so many rows, with its index and the data that is read into it."""
     return rows * (4 * DIM + 64) + (256 << 20)
 
 
@@ -72,7 +72,7 @@ def bytes_of(path: pathlib.Path) -> int:
 
 
 def write_through(path: pathlib.Path, data: Tensor) -> None:
-    """Bytes to a new file, and to the disk."""
+    """Writes the bytes to a new file and syncs it to the disk."""
     with open(path, "wb", buffering=0) as file:
         view = memoryview(data.numpy())
         while len(view):
@@ -132,7 +132,7 @@ def commit(bench: Bench) -> Result:
             assert log.newest is not None and log.newest.tables["t"].puts == changed
             data = torch.randint(0, 255, (bytes_of(here / "log") - before,), dtype=torch.uint8)
             theirs = seconds(lambda data=data: write_through(here / "plain", data))
-            if number:  # the first of each touches memory for the first time
+            if number:  # the first round touches memory for the first time
                 rounds[OURS].append(ours * 1e3)
                 rounds["write + fsync"].append(theirs * 1e3)
     return Result("ms", rounds)
@@ -168,7 +168,7 @@ def load(bench: Bench) -> Result:
 
 
 def _asked(here: pathlib.Path, sizes: DiskSizes) -> float:
-    """GB of rows a second."""
+    """Returns the gigabytes of rows a second that a load should reach."""
     read = fio.run(here / "fio", "read", "4M", 8, sizes.file_bytes, sizes.turn_seconds)["bytes"]
     return min(1.0, 0.8 * read / 1e9)
 
@@ -221,7 +221,7 @@ def recover(bench: Bench) -> Result:
 
 
 def die(here: pathlib.Path, rows: int, commits: int) -> None:
-    """Leave a log of a snapshot and commits, and a checkpoint of the same rows, as who is killed does."""
+    """Leaves a log of a snapshot and commits, and a checkpoint of the same rows, as a killed process does."""
     bags = filled(rows)
     shoal.save(here / "log", bags)
     shoal.recover(here / "log", bags)
@@ -260,18 +260,18 @@ def tracking(bench: Bench) -> Result:
     rounds: dict[str, list[float]] = {name: [] for name in both}
     number = 0
     gc.collect()
-    gc.disable()  # its turns are longer than what is looked for
+    gc.disable()  # its turns are longer than the difference to be measured
     try:
         with folder() as here, shoal.ChangeLog(here / "log", fsync="never") as log:
             for turn in range(sizes.turns):
-                log.commit(both[OURS])  # else all rows are known to have changed before long
+                log.commit(both[OURS])  # otherwise all rows would soon be marked as changed
                 taken: dict[str, list[float]] = {name: [] for name in both}
                 for at in range(TRACKED_STEPS + 1):
-                    # Each goes first in turn: who goes second finds the batch in the caches.
+                    # Each goes first in turn, because the second one finds the batch in the caches.
                     for name in (list(both), list(both)[::-1])[at % 2]:
                         batch = work[number % len(work)]
                         spent = seconds(lambda name=name, batch=batch: step(both[name], batch))
-                        if at:  # behind a commit caches are cold
+                        if at:  # after a commit caches are cold
                             taken[name].append(spent)
                     number += 1
                 for name, each in taken.items():
@@ -284,7 +284,7 @@ def tracking(bench: Bench) -> Result:
 
 @registry.case(
     "train beside compaction, dim 64",
-    compares="milliseconds of a step while the log is compacted in a thread, to those before and behind it",
+    compares="milliseconds of a step while the log is compacted in a thread, to those before and after it",
     limits={"alone": Limit(1.5)},
     stage="beside",
 )
@@ -309,11 +309,11 @@ def beside(bench: Bench) -> Result:
                     batch = work[len(meanwhile) % 16]
                     meanwhile.append(seconds(lambda batch=batch: step(bags, batch)))
                 compaction.join()
-                # Behind it, too: what was written goes to the disk for a while after a commit.
+                # Also after it: written bytes go to the disk for a while after a commit.
                 alone += [seconds(lambda n=n: step(bags, work[n % 16])) for n in range(sizes.alone_steps)]
                 rounds[OURS].append(1e3 * sum(meanwhile) / len(meanwhile))
                 rounds["alone"].append(1e3 * sum(alone) / len(alone))
-                bench.tell(f"{len(meanwhile)} steps beside it, the longest {1e3 * max(meanwhile):.0f} ms")
+                bench.tell(f"{len(meanwhile)} steps meanwhile, the longest {1e3 * max(meanwhile):.0f} ms")
     return Result("ms", rounds)
 
 

@@ -1,4 +1,4 @@
-"""How a number is taken: contenders alternate within one run, and a turn that others disturbed is taken again."""
+"""Measures: contenders alternate within one run, and a turn that other processes disturbed is taken again."""
 
 import gc
 import math
@@ -29,7 +29,7 @@ class Contender:
 
 class Load(NamedTuple):
     wall: float
-    busy: float  # seconds of CPU that anyone used, and seconds the hypervisor took away
+    busy: float  # seconds of CPU that all processes used, and seconds that the hypervisor took away
     own: float
 
 
@@ -42,7 +42,7 @@ def read_load() -> Load:
 
 
 def foreign_cores(before: Load, after: Load) -> float:
-    """Cores that other processes kept busy in between."""
+    """Returns the cores that other processes kept busy in between."""
     wall = after.wall - before.wall
     return ((after.busy - before.busy) - (after.own - before.own)) / wall if wall > 0 else 0.0
 
@@ -90,7 +90,7 @@ class Quantiles:
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
-    """By linear interpolation between the sorted values."""
+    """Returns the quantiles, by linear interpolation between the sorted values."""
     ordered = sorted(values)
 
     def at(share: float) -> float:
@@ -103,7 +103,7 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 @dataclass(frozen=True)
 class Result:
-    """What a case measured: per contender, one value a round; the i-th values of all contenders belong together."""
+    """The measurements of a case: a value a round for each contender; the i-th values of all belong together."""
 
     unit: str
     rounds: Mapping[str, Sequence[float]]
@@ -115,7 +115,7 @@ class Result:
         return quantiles(self.rounds[contender])
 
     def ratio(self, peer: str) -> float:
-        """Ours to the peer's, as the median of the rounds' ratios: what drifts in a run hits both sides of a round."""
+        """Returns the median of the rounds' ratios of ours to the peer's: a drift changes both sides of a round."""
         return statistics.median(o / p for o, p in zip(self.rounds[OURS], self.rounds[peer], strict=True))
 
     @property
@@ -124,18 +124,18 @@ class Result:
 
 
 class Bench:
-    """What a case gets: how hard to look, the gate, and a place for what the cases of one stage share."""
+    """The argument of a case: how long to measure, the gate, and the objects that the cases of one stage share."""
 
     def __init__(self, effort: Effort = FULL, gate: QuietGate | None = None) -> None:
         self.effort = effort
         self.gate = gate or QuietGate()
-        self.say: Callable[[str], object] = lambda _what: None  # where progress is told
-        self.tell: Callable[[str], object] = lambda _what: None  # what belongs beside a case's numbers
+        self.say: Callable[[str], object] = lambda _what: None  # called with the progress
+        self.tell: Callable[[str], object] = lambda _what: None  # called with remarks on a case's numbers
         self._kept: dict[str, Any] = {}
         self._stage: str | None = None
 
     def enter(self, stage: str) -> None:
-        """Drops what the cases of another stage kept: memory holds the contenders of one stage only."""
+        """Drops the objects of another stage's cases, so that memory holds the contenders of one stage only."""
         if stage != self._stage:
             self.clear()
             self._stage = stage
@@ -148,7 +148,7 @@ class Bench:
         return kept
 
     def clear(self) -> None:
-        """Drops all that was kept."""
+        """Drops all kept objects."""
         self._kept.clear()
         gc.collect()
 
@@ -161,8 +161,9 @@ class Bench:
         rate: bool = False,
         warm_steps: int = 0,
     ) -> Result:
-        """Rounds in which every contender takes a turn, after `warm_steps` each. A value is the mean of a turn's steps,
-        so that work put off is in it; `rate` gives `work` per second / scale instead of seconds x scale / work."""
+        """Measures rounds in which every contender takes a turn, after `warm_steps` each. A value is the mean of a
+        turn's steps, so that it includes deferred work; `rate` gives `work` per second / scale instead of
+        seconds x scale / work."""
         ready = list(contenders)
         position = {one.name: 0 for one in ready}
         rounds: dict[str, list[float]] = {one.name: [] for one in ready}
@@ -170,7 +171,7 @@ class Bench:
 
         def turn(one: Contender) -> float:
             with one.around():
-                one.step(position[one.name])  # untimed: the last contender's lines leave the caches
+                one.step(position[one.name])  # untimed: the previous contender's lines leave the caches
                 position[one.name] += 1
                 steps, start = 0, time.perf_counter()
                 while (elapsed := time.perf_counter() - start) < self.effort.turn_seconds or steps == 0:
@@ -188,7 +189,7 @@ class Bench:
                     for step in range(warm_steps):
                         one.step(step)
             for round_number in range(self.effort.rounds):
-                shift = round_number % len(ready)  # nobody always follows the same neighbour
+                shift = round_number % len(ready)  # so that no contender always follows the same one
                 for one in ready[shift:] + ready[:shift]:
                     self.say(f"round {round_number + 1} of {self.effort.rounds}: {one.name}")
                     seconds = self.gate.run(lambda one=one: turn(one))

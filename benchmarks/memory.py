@@ -1,4 +1,4 @@
-"""Resident memory of one table, in a process of its own: in a used one, freed memory would hide what a table takes.
+"""Resident memory of one table, in a process of its own: in a used process, freed memory would hide the table's.
 
 python -m benchmarks.memory grow --dim 64 --rows 125000 2000000 --judged-from 100000
 python -m benchmarks.memory erase --dim 64 --rows 4000000
@@ -58,7 +58,7 @@ class Subject:
 
 
 def warm(dim: int) -> None:
-    """Everything that is allocated once a process."""
+    """Allocates everything that a process allocates only once."""
     subject = Subject(dim)
     for numbers in chunks(4 * STEP_KEYS, STEP_KEYS):
         subject.train(numbers)
@@ -106,7 +106,7 @@ def erase(dim: int, rows: int) -> dict[str, object]:
 
 
 def tiers(dim: int, rows: int, steps: int) -> dict[str, object]:
-    """The most that was resident while a table was filled and trained whose memory holds a quarter of its rows."""
+    """Returns the most resident memory of filling and training a table with memory for a quarter of its rows."""
     row_bytes = shoal.Table("t", dim).row_bytes + 32
     budget, disk = rows * row_bytes // 4, 4 * rows * row_bytes
     random = np.random.default_rng(0)
@@ -135,10 +135,10 @@ def tiers(dim: int, rows: int, steps: int) -> dict[str, object]:
 
 
 def load(dim: int, rows: int) -> dict[str, object]:
-    """The most that was resident while a checkpoint was loaded into a table."""
+    """Returns the most memory that was resident while a checkpoint was loaded into a table."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("SHOAL_BENCH_DIR")) as folder:
         probe("save", "--dim", str(dim), "--rows", str(STEP_KEYS), str(rows), "--path", folder)
-        shoal.load(f"{folder}/{STEP_KEYS}", Subject(dim).bags)  # what is imported for it is no part of it
+        shoal.load(f"{folder}/{STEP_KEYS}", Subject(dim).bags)  # imports are not counted
         start = resident()
         reset_peak()
         subject = Subject(dim)
@@ -147,7 +147,7 @@ def load(dim: int, rows: int) -> dict[str, object]:
 
 
 def save(dim: int, rows: list[int], path: str) -> dict[str, object]:
-    """Write a checkpoint of each number of rows, for another process: into folders with that name."""
+    """Writes a checkpoint of each number of rows, for another process, into folders with that name."""
     for below in rows:
         subject = Subject(dim)
         for numbers in chunks(below, 1 << 20):
@@ -157,7 +157,7 @@ def save(dim: int, rows: list[int], path: str) -> dict[str, object]:
 
 
 def probe(*arguments: str) -> dict[str, object]:
-    """Run this file in a fresh process."""
+    """Runs this file in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory", *arguments], stdout=subprocess.PIPE, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Shoal in the peers' verbs."""
+"""Shoal with the methods of the peers."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,7 +23,7 @@ def optimizer_of(name: str, lr: float, eps: float) -> shoal.SGD | shoal.Adam | s
 
 @contextmanager
 def evaluating(bags: torch.nn.Module) -> Iterator[None]:
-    """The module in eval mode."""
+    """Puts the module into eval mode."""
     bags.eval()
     try:
         yield
@@ -33,7 +33,7 @@ def evaluating(bags: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch and Shoal on so many threads."""
+    """Sets the number of threads of torch and of Shoal."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     shoal.set_num_threads(count)
@@ -45,7 +45,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 class ShoalBags:
-    """A step includes the making of the KeyedJaggedTensor, as in training; the peers get their offsets ready."""
+    """A step includes making the KeyedJaggedTensor, as in training; the peers get their offsets ready."""
 
     name = OURS
 
@@ -54,8 +54,8 @@ class ShoalBags:
         self.bags = shoal.EmbeddingBagCollection(tables, device="cpu", seed=0)
 
     def load(self, table: int, rows: Tensor) -> None:
-        """In small chunks, as assign puts the rows of one call in an order of its own: rows then lie about in the order
-        of ids, as in the peers' arrays, and as they would had they been born in training, hot ids first."""
+        """Assigns in small chunks, because assign chooses the order of the rows of one call. So rows lie roughly in the
+        order of ids, as in the peers' arrays, and as if they had been born in training, hot ids first."""
         handle = self.bags.table(NAMES[table])
         for ids in chunks(len(rows), 2048):
             handle.assign(keys_of(ids, stream=table), rows[ids[0] : ids[-1] + 1])

@@ -36,7 +36,7 @@ class Tables:
 
 
 def tables(most_rows: int) -> Tables:
-    """From 100 rows, or fewer where the largest has fewer, to `most_rows`, in equal ratios; in a random order."""
+    """Returns tables of 100 rows (fewer if the largest has fewer) to `most_rows`, in equal ratios and random order."""
     low = min(100, most_rows)
     sizes = np.geomspace(low, most_rows, TABLES).astype(np.int64)
     order = np.random.default_rng(5).permutation(TABLES)
@@ -61,18 +61,18 @@ class Batch:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """Where each table's ids begin, and the end."""
+        """Returns the place where each table's ids begin, and the end."""
         return self.offsets[:: self.size].tolist()
 
     def of_table(self, table: int) -> Tensor:
         return self.ids[self.bounds[table] : self.bounds[table + 1]]
 
     def bags_of(self, table: int) -> Tensor:
-        """Where its bags begin in `of_table`."""
+        """Returns the places where its bags begin in `of_table`."""
         return self.offsets[table * self.size : (table + 1) * self.size] - self.bounds[table]
 
     def of_tables(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Ids and offsets of some tables, as FBGEMM takes them."""
+        """Returns ids and offsets of some tables, as FBGEMM takes them."""
         lengths = torch.cat([self.lengths[table * self.size : (table + 1) * self.size] for table in chosen])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         return torch.cat([self.of_table(table) for table in chosen]), offsets
@@ -96,5 +96,5 @@ def batches(of: Tables, exponent: float, size: int, count: int) -> list[Batch]:
 
 
 def gradient(of: Tables, size: int) -> Tensor:
-    """What the backward gets for the whole pooled output. [size, sum of dims]"""
+    """Returns the gradient of the whole pooled output. [size, sum of dims]"""
     return torch.randn(size, sum(of.dims), generator=torch.Generator().manual_seed(7))

@@ -28,7 +28,7 @@ BOUND = "rows read once"
 
 @dataclass(frozen=True)
 class Tables:
-    """Ours and the peers with the same rows, checked against each other."""
+    """Holds ours and the peers with the same rows, compared with each other."""
 
     of: ragged.Tables
     ours: ShoalTables
@@ -37,7 +37,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Work:
-    """The batches of a case, as each contender takes them, and what its backward gets."""
+    """The batches of a case, as each contender takes them, and the gradients for its backward."""
 
     batches: list[ragged.Batch]
     inputs: dict[str, list[Any]]
@@ -89,7 +89,7 @@ def _gradients(one: Any, whole: Tensor | None, parts: list[Tensor]) -> Sequence[
 
 
 def _check(tables: Tables, work: Work, optimizer: str) -> None:
-    """Raise Mismatch unless a step from equal rows leaves equal rows. Changes all of them."""
+    """Raises Mismatch unless a step from equal rows leaves equal rows. Changes the rows of all contenders."""
     for one in (tables.ours, *tables.peers):
         one.step(work.inputs[one.name][0], work.gradients[one.name][0])
     same = [one for one in tables.peers if optimizer != "rowwise_adagrad" or one.name != "torch"]
@@ -112,7 +112,7 @@ def _kept(bench: Bench, optimizer: str, pooled: bool, exponent: float, size: int
 
 
 def _bound(work: Work, of: ragged.Tables, count: int) -> float:
-    """Milliseconds that reading the rows of a batch takes, each as often as its id comes, from where they lie."""
+    """Returns the milliseconds of reading the rows of a batch in place, each row as often as its id comes."""
     batch, seconds = work.batches[0], 0.0
     for dim in sorted({*of.dims}):
         names, rows = [], 0
@@ -128,7 +128,7 @@ def _bound(work: Work, of: ragged.Tables, count: int) -> float:
 
 
 def _contenders(bench: Bench, tables: Tables, work: Work, call: str, on: int) -> list[Contender]:
-    """Of a step or an eval lookup, all on as many threads."""
+    """Returns the contenders of a step or an eval lookup, all on so many threads."""
 
     def contender(one: Any, name: str, count: int) -> Contender:
         inputs, gradients = work.inputs[one.name], work.gradients[one.name]
@@ -231,7 +231,7 @@ def lookup_on_one_thread(bench: Bench, size: int, exponent: float) -> Result:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many other processes that compute without end."""
+    """Runs so many other processes that compute without end."""
     spin = "while True: pass"
     started = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(count)]
     try:

@@ -19,7 +19,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run's rows have in common."""
+    """The values that all rows of a run share."""
 
     when: str
     commit: str
@@ -39,12 +39,12 @@ class Row:
     p80: float
     ratio: float | None  # ours to this contender's
     limit: float | None  # of the ratio: at most, or for a rate at least
-    verdict: str  # pass, miss, or nothing where there is no limit
+    verdict: str  # pass, miss, or nothing if there is no limit
     rounds: int
-    disturbed: int  # turns of the case kept although others used the machine
+    disturbed: int  # turns of the case that were kept although other processes used the machine
     # Nanoseconds that a line takes from one core to another, before the case and after it: a virtual machine has
-    # minutes in which its cores share a cache, and others. None where it was not measured; rows without the second
-    # number have the mean of both.
+    # minutes in which its cores share a cache, and minutes in which they do not. None if it was not measured; rows
+    # without the second number have the mean of both.
     transfer_ns: float | None = None
     transfer_after_ns: float | None = None
 
@@ -96,7 +96,7 @@ def digits(value: float) -> str:
 
 
 def lines_of(row: Row) -> str:
-    """What a line took around a case, in words: one number, or two where another kind of minute came."""
+    """Returns the time of a line around a case as text: one number, or two if the kind of minute changed."""
     before, after = row.transfer_ns, row.transfer_after_ns
     if before is None:
         return ""
@@ -106,7 +106,7 @@ def lines_of(row: Row) -> str:
 
 
 def append(path: pathlib.Path, rows: Iterable[Row]) -> None:
-    """Rows at the end of the file, which is made with its header where there is none."""
+    """Appends rows to the file, which is made with its header if there is none."""
     names = [one.name for one in fields(Row)]
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -154,7 +154,7 @@ _NUMBERS = {"p20", "p50", "p80", "ratio", "limit", "rounds", "disturbed", "trans
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """Each case's rows of the last run that had it, in the file's order of cases."""
+    """Returns each case's rows of the last run that had it, in the file's order of cases."""
     last: dict[str, list[Row]] = {}
     for row in rows:
         kept = last.setdefault(row.case, [])
@@ -170,7 +170,7 @@ def origin() -> Origin:
 
 
 def _commit() -> str:
-    """The commit measured, with a + when the working tree differs from it."""
+    """Returns the measured commit, with a + if the working tree differs from it."""
 
     def git(*arguments: str) -> str | None:
         done = subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True)

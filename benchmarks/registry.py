@@ -1,4 +1,4 @@
-"""Which cases exist. A case is a function that returns a Result; registering it says what it compares and must keep."""
+"""The cases. A case is a function that returns a Result; it is registered with its comparison and its limits."""
 
 import fnmatch
 import importlib
@@ -40,7 +40,7 @@ class Registry:
         self._cases: dict[str, Case] = {}
 
     def add(self, other: "Registry") -> None:
-        """Have the cases of another one too."""
+        """Adds the cases of another registry."""
         self._cases |= other._cases
 
     def case(
@@ -52,7 +52,7 @@ class Registry:
         stage: str = "{name}",
         **over: Iterable[Any],
     ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-        """Register a function for every combination of `over`, whose values it takes as keyword arguments.
+        """Registers a function for every combination of `over`, whose values it takes as keyword arguments.
 
         `name` and `stage` are format strings over those values; `limits` may be a function of them.
         """
@@ -75,7 +75,7 @@ class Registry:
         return register
 
     def select(self, pattern: str = "*") -> list[Case]:
-        """Cases whose name contains `pattern` or matches it as a glob, as registered but with stages kept together."""
+        """Returns the cases whose name contains `pattern` or matches it as a glob, the cases of a stage together."""
         cases = [c for c in self._cases.values() if pattern in c.name or fnmatch.fnmatchcase(c.name, pattern)]
         first = {}
         for position, one in enumerate(cases):
@@ -83,9 +83,9 @@ class Registry:
         return sorted(cases, key=lambda c: first[c.stage])
 
 
-# The modules that have a suite's cases.
+# The modules with a suite's cases.
 SUITES = {"cpu": ("cpu", "real"), "gpu": ("gpu", "gpu_tiers"), "tiers": ("tiers", "spill"), "log": ("log",)}
-# What a suite compares with that may not be installed.
+# The peers of a suite, which may not be installed.
 PEERS: dict[str, tuple[Peer, ...]] = {
     "cpu": (FBGEMM, PANDAS, PLAIN_C),
     "gpu": (),
@@ -95,7 +95,7 @@ PEERS: dict[str, tuple[Peer, ...]] = {
 
 
 def suite(name: str) -> Registry:
-    """All cases of a suite. Imports what they need, and peers that are installed."""
+    """Returns all cases of a suite. Imports their modules, and peers that are installed."""
     cases = Registry()
     for module in SUITES[name]:
         cases.add(importlib.import_module(f"benchmarks.{module}").registry)

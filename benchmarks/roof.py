@@ -24,7 +24,7 @@ THREADS = 2
 
 @functools.cache
 def _compiler() -> str | None:
-    """A C compiler with OpenMP, which is more than Shoal itself is built with."""
+    """Returns a C compiler with OpenMP, which Shoal itself is not built with."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -70,15 +70,15 @@ def library() -> ctypes.CDLL:
 
 
 def transfer_ns() -> float | None:
-    """Nanoseconds that a line takes from one core to another, as it is in this minute; None where there is one core."""
+    """Returns the nanoseconds that a line takes from one core to another in this minute; None if there is one core."""
     if len(os.sched_getaffinity(0)) < 2:
         return None
-    taken = min(library().roof_transfer(5000) for _ in range(5))  # what others take of a core is left out
+    taken = min(library().roof_transfer(5000) for _ in range(5))  # time that other processes take of a core is left out
     return taken if taken >= 0 else None
 
 
 def read_rate(rows: int, width: int, names: Tensor, threads: int) -> float:
-    """Bytes a second of rows in that order, from a table of so many: from whichever cache or memory it lies in."""
+    """Returns the bytes a second of reading rows in that order, from a table of so many rows."""
     table = torch.zeros(rows * width)
     return max(library().roof_read(table.data_ptr(), names.data_ptr(), len(names), width, threads) for _ in range(3))
 
@@ -122,7 +122,7 @@ class RoofBags:
         self._rows[table].copy_(rows)
 
     def add_hash(self, keys: list[Tensor]) -> None:
-        """Keys of the rows, table by table."""
+        """Sets the keys of the rows, table by table."""
         self.maps = [RoofMap(one) for one in keys]
         self._map_pointers = (ctypes.c_void_p * TABLES)(*(one._handle for one in self.maps))
 

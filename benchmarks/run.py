@@ -1,4 +1,4 @@
-"""Run a suite: `python -m benchmarks.run cpu|gpu|tiers [--only PATTERN] [--quick] [--no-save]`."""
+"""Runs a suite: `python -m benchmarks.run cpu|gpu|tiers [--only PATTERN] [--quick] [--no-save]`."""
 
 import argparse
 import importlib
@@ -20,12 +20,12 @@ from benchmarks.registry import PEERS, SUITES, Case, suite
 from benchmarks.roof import transfer_ns
 
 THREADS = 2  # what the limits are for
-# What measures a suite's step time against its hit rate.
+# The module that measures a suite's step time against its hit rate.
 MEASURES = {"tiers": "benchmarks.spill_curve", "gpu": "benchmarks.gpu_curve"}
 
 
 def line(case: Case, result: Result, rows: list[record.Row]) -> list[str]:
-    """A case's cells: one line a peer."""
+    """Returns a case's cells, with one line for each peer."""
     ours = result.of(OURS)
     peers = [row for row in rows if row.contender != OURS]
     sign = "≥" if result.higher_is_better else "≤"
@@ -51,7 +51,7 @@ def line(case: Case, result: Result, rows: list[record.Row]) -> list[str]:
 
 
 def run(cases: list[Case], bench: Bench, console: Console, save: bool, suite: str) -> int:
-    """Every case, its rows saved as soon as it is done. Returns how many were refused or failed."""
+    """Runs every case, and saves its rows as soon as it is done. Returns how many were refused or failed."""
     origin = record.origin()
     table = Table(
         "case", "ours p50 (p20-p80)", "peer's p50", "ratio", "limit", "", title=origin.machine, show_lines=True
@@ -112,7 +112,7 @@ def main() -> int:
     )
     parser.add_argument("--no-save", action="store_true", help="do not touch the CSV and the plot")
     parser.add_argument(
-        "--patience", type=float, default=900, help="seconds to wait, in all, for others to leave the machine alone"
+        "--patience", type=float, default=900, help="seconds to wait, in all, until no other process uses the machine"
     )
     parser.add_argument("--no-plot", action="store_true", help="append the CSV, and draw nothing")
     parser.add_argument("--list", action="store_true", help="name the cases and what they compare")

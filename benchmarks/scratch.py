@@ -1,4 +1,4 @@
-"""Where benchmarks write: SHOAL_BENCH_DIR, or the system's folder for temporary files."""
+"""The folder of benchmarks' files: SHOAL_BENCH_DIR, or the system's folder for temporary files."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def folder() -> Iterator[pathlib.Path]:
-    """A folder that is gone afterwards."""
+    """Yields a folder, and removes it afterwards."""
     made = pathlib.Path(tempfile.mkdtemp(prefix="shoal-bench-", dir=os.environ.get("SHOAL_BENCH_DIR")))
     try:
         yield made

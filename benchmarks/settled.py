@@ -1,9 +1,9 @@
-"""Memory that the machine has already, for cases that take much of it at once.
+"""Provides memory that the virtual machine already has, for cases that take much at once.
 
 The host of a virtual machine may take free memory back after a second or two, and give it again page by page, at a
-third of a GB a second where this was written: then a load shows what the host does. So all free memory but what is
-needed is held, and that is touched right before it is given back for the case to take. A case that needs little does
-without: a run on few rows measures nothing.
+third of a GB a second where this was written: then the time of a load is the host's. So all free memory except the
+amount that the case needs is held, and that amount is touched just before the case takes it. A case that needs little
+memory does not use this: a run on few rows measures nothing.
 """
 
 import mmap
@@ -35,7 +35,7 @@ def _available() -> int:
 
 
 class SettledMemory:
-    """Gives so much memory back when asked, and holds the rest. It does nothing for less than a GiB, nor on machines of
+    """Releases so much memory when asked, and holds the rest. It does nothing for less than a GiB, nor on machines with
     more than 64."""
 
     def __init__(self, size: int) -> None:
@@ -45,12 +45,12 @@ class SettledMemory:
         self._rest = _touched(rest) if self._is_needed else None
 
     def give(self) -> None:
-        """So much is free now, and the machine has it."""
+        """Makes so much memory free that the machine already has."""
         if self._is_needed:
             _touched(self._size).close()
 
     def close(self) -> None:
-        """Nothing is held any more."""
+        """Releases all held memory."""
         if self._rest is not None:
             self._rest.close()
             self._rest = None
@@ -58,7 +58,7 @@ class SettledMemory:
 
 @contextmanager
 def settled(size: int) -> Iterator[SettledMemory]:
-    """For some rounds."""
+    """Keeps memory ready for some rounds."""
     memory = SettledMemory(size)
     try:
         yield memory

@@ -1,7 +1,7 @@
-"""Training where tables do not fit into memory: beside the same with memory enough, and beside what a disk allows.
+"""Training with tables larger than memory, compared with enough memory, and with the disk's own speed.
 
-The work is that of the cpu suite at dim 64. Every step has a batch of its own: batches that came round again would find
-their rows in memory.
+The work is that of the cpu suite at dim 64. Every step has a batch of its own: a batch that came a second time would
+find its rows in memory.
 """
 
 import itertools
@@ -23,13 +23,13 @@ from benchmarks.registry import Limit, Registry
 
 registry = Registry()
 DIM = 64
-DEPTH = 128  # requests that the disk has in hand: the store's own
+DEPTH = 128  # requests at a time on the disk: the store's own
 # At these exponents 1.5 % and 1 % of a batch's different keys are not in memory that holds a quarter of the rows.
 SKEWED = (1.5, 1.56)
 
 
 def keys_of_batch(exponent: float, rows: int, bags: int, number: int) -> torch.Tensor:
-    """Keys of all tables, drawn by Zipf's law."""
+    """Returns keys of all tables, drawn by Zipf's law."""
     random = np.random.default_rng(9000 + number)
     cumulated = _cumulated(exponent, rows)
     ranks = np.searchsorted(cumulated, random.random((work.TABLES, bags * work.BAG)) * cumulated[-1])
@@ -56,7 +56,7 @@ def batches(exponent: float, rows: int, bags: int, numbers: Iterable[int]) -> li
 
 @dataclass(frozen=True)
 class Step:
-    """What a step took, and what it found in memory."""
+    """The time of a step, and the rows that it found in memory."""
 
     milliseconds: float
     misses: float  # rows that came from the disk
@@ -65,12 +65,12 @@ class Step:
 
 
 class Subject:
-    """Tables of so many rows, in memory or spilling out of it, for batches of so many bags."""
+    """Tables of so many rows, in memory or partly on disk, for batches of so many bags."""
 
     def __init__(self, rows: int, bags: int, memory: float | None, folder: pathlib.Path | None) -> None:
         tiers = None
         if memory is not None:
-            # What a table's rows and index take where all of them are in memory.
+            # The bytes of a table's rows and index when all of them are in memory.
             whole = rows * (DIM * 4 + 4 + 12 + 17)
             tiers = [shoal.Dram(int(whole * memory)), shoal.Ssd(str(folder), 4 * whole + (64 << 20))]
         tables = [shoal.Table(name, DIM, tiers=tiers, optimizer=shoal.RowwiseAdagrad(lr=0.01)) for name in NAMES]
@@ -78,12 +78,12 @@ class Subject:
         self.gradient = work.gradient(DIM, bags)
         for table, name in enumerate(NAMES):
             handle, first = self.bags.table(name), work.rows(table, 1, DIM)
-            # The hot ids last: these are in memory at the start.
+            # The hot ids last, so that they are in memory at the start.
             for ids in reversed(list(work.chunks(rows, 1 << 14))):
                 handle.assign(work.keys_of(ids, stream=table), first.expand(len(ids), -1))
 
     def train(self, some: list[shoal.KeyedJaggedTensor], depth: int) -> Step:
-        """Train on batches, with `depth` of them ahead."""
+        """Trains on batches, with `depth` of them ahead."""
         different = sum(len(batch.values().unique()) for batch in some) / len(some)
         before, begin = self._fetched(), time.perf_counter()
         for batch in shoal.prefetch(some, self.bags, depth=depth) if depth else some:

@@ -1,4 +1,4 @@
-"""Rows below memory, beside what the disk does by fio, and RocksDB, in the same run, on the same file system.
+"""Rows below memory, compared with fio and RocksDB in the same run, on the same file system.
 
 SHOAL_BENCH_DIR is where the files go; the system's folder for temporary files if it is not set.
 """
@@ -26,7 +26,7 @@ ROW_BYTES = 256
 
 
 def rate(work: Callable[[], int], seconds: float) -> float:
-    """What `work` counts, a second."""
+    """Measures how much `work` is done in a second."""
     begin, done = time.perf_counter(), 0
     while (spent := time.perf_counter() - begin) < seconds:
         done += work()
@@ -34,7 +34,7 @@ def rate(work: Callable[[], int], seconds: float) -> float:
 
 
 def in_turn(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Rounds in which each contender gives a value."""
+    """Measures rounds in which each contender gives a value."""
     rounds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(bench.effort.rounds):
         bench.say(f"round {number + 1}")
@@ -134,7 +134,7 @@ def reads_beside_rocksdb(bench: Bench) -> Result:
 
 def _written_a_second(here: pathlib.Path, sizes: DiskSizes) -> float:
     storage = SsdStorage(str(here / "rows"), ROW_BYTES, 4 * sizes.file_bytes)
-    # Made before: torch's threads would take a core from the store for a while after each.
+    # Made before the clock runs: after each, torch's threads would take a core from the store for a while.
     batches = torch.arange(storage.capacity).split(sizes.write_rows)[:-1]
     rows, number = rows_for(batches[0]), 0
 

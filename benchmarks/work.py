@@ -1,4 +1,4 @@
-"""The work all contenders get: ids, the keys behind them, rows, gradients. The same for everyone, from fixed seeds."""
+"""The work of all contenders: ids, their keys, rows, gradients. It is the same for each, from fixed seeds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ZIPF_EXPONENT = 1.05
 
 
 def keys_of(ids: Tensor, stream: int = 0) -> Tensor:
-    """The int64 key of an id: one to one and without order, so that a hash has to work. Streams do not meet."""
+    """Returns the int64 key of an id: one to one, without order, so that a hash has to work. Streams share no key."""
     mixed = ids.numpy().astype(np.uint64) + np.uint64(stream << 40)
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
         mixed ^= mixed >> np.uint64(shift)
@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def bags(self) -> int:
-        """Of each table."""
+        """The number of bags of each table."""
         return len(self.ids) // (TABLES * BAG)
 
     @cached_property
@@ -53,7 +53,7 @@ class Batch:
 
 
 def draw(distribution: str, live_rows: int, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Ids below live_rows. Zipf's ids are their ranks: hot rows lie together, which is the best case for an array."""
+    """Returns ids below live_rows. Zipf's ids are ranks: hot rows lie together, the best case for an array."""
     random = np.random.default_rng(seed)
     if distribution == "uniform":
         return torch.from_numpy(random.integers(0, live_rows, shape))
@@ -74,7 +74,7 @@ def batches(distribution: str, live_rows: int, bags: int, count: int) -> list[Ba
 
 
 def new_keys(number: int, bags: int) -> Batch:
-    """A batch whose keys occur once in it, in no other batch of this kind and in no table."""
+    """Returns a batch whose keys occur once in it, in no other batch of this kind and in no table."""
     per_table = bags * BAG
     ids = torch.arange(number * per_table, (number + 1) * per_table)
     keys = torch.cat([keys_of(ids, stream=TABLES + table) for table in range(TABLES)])
@@ -82,17 +82,17 @@ def new_keys(number: int, bags: int) -> Batch:
 
 
 def rows(table: int, live_rows: int, dim: int) -> Tensor:
-    """The rows a table starts with. [live_rows, dim]"""
+    """Returns the first rows of a table. [live_rows, dim]"""
     generator = torch.Generator().manual_seed(table)
     return torch.empty(live_rows, dim).uniform_(-0.1, 0.1, generator=generator)
 
 
 def gradient(dim: int, bags: int) -> Tensor:
-    """What the backward gets for the whole output. [bags, tables x dim]"""
+    """Returns the gradient of the whole output. [bags, tables x dim]"""
     return torch.randn(bags, TABLES * dim, generator=torch.Generator().manual_seed(7))
 
 
 def chunks(total: int, size: int) -> Iterator[Tensor]:
-    """0 to total - 1 in order, at most `size` at a time."""
+    """Yields 0 to total - 1 in order, at most `size` at a time."""
     for start in range(0, total, size):
         yield torch.arange(start, min(start + size, total))

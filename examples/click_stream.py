@@ -40,7 +40,7 @@ class Population:
         self.appeal[places] = self.rng.normal(size=n)
 
     def an_hour_passes(self) -> np.ndarray:
-        """Returns the places that now belong to somebody new."""
+        """Returns the places that now belong to new ids."""
         places = np.flatnonzero(self.rng.random(len(self.ids)) < self.death_rate)
         self.born(places)
         return places

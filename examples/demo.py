@@ -90,7 +90,9 @@ def whole_number(text: str, least: int) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="demo", description="A growing table beside a hashed one of the same memory.")
+    parser = argparse.ArgumentParser(
+        prog="demo", description="Compares growing tables with hashed ones of the same memory."
+    )
     steps, seed = partial(whole_number, least=1), partial(whole_number, least=0)
     parser.add_argument("--steps", type=steps, default=2400, help="batches to train on at most (%(default)s)")
     parser.add_argument("--seed", type=seed, default=0, help="of clicks, rows and dense weights (%(default)s)")

@@ -33,7 +33,7 @@ class Report:
 
 
 def batches(count: int, size: int, ids: int, seed: int) -> Iterator[Any]:
-    """Random samples, whose label depends on their ids alone."""
+    """Random samples, whose label depends only on their ids."""
     from torchrec import KeyedJaggedTensor
     from torchrec.datasets.utils import Batch
 

@@ -1,7 +1,7 @@
 """What Shoal replaces: tables of fixed size, into which ids are hashed.
 
 The same rule (rowwise Adagrad, applied in the backward pass), the same first values, no index. Ids that hash to one row
-share it, and an id that is new inherits the row, and the small learning rate, of whoever used it before.
+share it, and an id that is new inherits the row, and the small learning rate, of the id that used it before.
 """
 
 from collections.abc import Mapping, Sequence

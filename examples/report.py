@@ -71,7 +71,7 @@ def draw(report: Report, folder: Path) -> Path:
     time = [window.time for window in report.windows]
     with pyplot.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 11}):
         figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(9, 7.5), sharex=True, layout="constrained")
-        figure.suptitle(f"{report.title}: Shoal beside hashed tables of the same {report.memory}", fontsize=13)
+        figure.suptitle(f"{report.title}: Shoal and hashed tables of the same {report.memory}", fontsize=13)
         top.set_title("AUC over time, every batch predicted before it is trained on", loc="left", fontsize=11)
         top.plot(time, [window.auc for window in report.windows], color=OURS, linewidth=2, label="Shoal")
         top.plot(time, report.hashed_auc, color=THEIRS, linewidth=2, label="hashed tables")

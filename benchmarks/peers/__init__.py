@@ -1,4 +1,4 @@
-"""The others. Each file wraps one foreign system in the same verbs: `load`, `lookup`, `forward`, `step`, `rows`."""
+"""The peers. Each file wraps one other system in the same methods: `load`, `lookup`, `forward`, `step`, `rows`."""
 
 import importlib.util
 import shutil
@@ -17,28 +17,28 @@ class Bags(Protocol):
     name: str
 
     def load(self, table: int, rows: Tensor) -> None:
-        """Set the rows of ids 0 to n - 1."""
+        """Sets the rows of ids 0 to n - 1."""
 
     def lookup(self, batch: Batch) -> object:
-        """Pooled rows without gradient, in whatever pieces they come: what is timed."""
+        """Returns pooled rows without gradient, in any number of tensors. This is timed."""
 
     def forward(self, batch: Batch) -> Tensor:
-        """The same as one tensor, to be checked. [batch, tables x dim]"""
+        """Returns the same as one tensor, for the check. [batch, tables x dim]"""
 
     def step(self, batch: Batch, gradient: Tensor) -> None:
-        """Forward, backward, update."""
+        """Runs forward, backward and update."""
 
     def rows(self, table: int, ids: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A system that may not be installed. Where it is not, cases leave its contenders out: benchmarks.run refuses to
-    measure then, and the tests run what is left."""
+    """A system that may not be installed. If it is not, cases leave its contenders out: then benchmarks.run refuses to
+    measure, and the tests run the other contenders."""
 
     name: str
     contenders: tuple[str, ...]
-    find: Callable[[], object]  # None where it is not there
+    find: Callable[[], object]  # None if it is not installed
 
     @property
     def is_installed(self) -> bool:
@@ -52,5 +52,5 @@ def _module(name: str, *contenders: str) -> Peer:
 FBGEMM = _module("fbgemm_gpu", "fbgemm", "fbgemm x 2", "fbgemm map (int32)", "fbgemm op (int64)")
 ROCKSDB = _module("rocksdict", "rocksdb")
 PANDAS = _module("pandas", "pandas")
-# "limit" and "asked" are made of what it measures.
+# "limit" and "asked" are computed from its measurements.
 FIO = Peer("fio", ("fio", "misses by fio", "limit", "asked"), lambda: shutil.which("fio"))

@@ -27,7 +27,7 @@ THREADS = 2
 
 
 def single_threads() -> ThreadPoolExecutor:
-    """Two threads that have no OpenMP workers of their own. Once a process has more OpenMP threads than cores, OpenMP
+    """Makes two threads without OpenMP workers of their own. Once a process has more OpenMP threads than cores, OpenMP
     stops spinning at barriers, and the single module, which sorts with it, would be 2 ms slower from then on."""
     started = threading.Barrier(THREADS)
 
@@ -51,7 +51,7 @@ def fbgemm_module(
     pooled: bool = True,
     buffers: dict[str, Tensor] | None = None,
 ) -> Any:
-    """A module of tables with so many rows and such a dim."""
+    """Returns a module of tables with so many rows and this dim."""
     optimizers = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbOptimType.EXACT_SGD}
     return SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in tables],
@@ -90,7 +90,7 @@ class FbgemmBags:
 
 
 class FbgemmPair:
-    """Two modules of four tables each, one a thread: what its users could do by hand. Rows and state are `whole`'s."""
+    """Two modules of four tables each, one for each thread, as users could do by hand. Rows and state are `whole`'s."""
 
     name = "fbgemm x 2"
 
@@ -155,7 +155,7 @@ class FbgemmMap:
         self.threads = single_threads()
 
     def find(self, halves: list[Tensor]) -> list[Tensor]:
-        """One half a thread."""
+        """Runs one half on each thread."""
         return list(self.threads.map(self._find_one, halves))
 
     def _find_one(self, keys: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""fio: what the disk itself does, with the same direct I/O at the same depth."""
+"""fio: the speed of the disk itself, with the same direct I/O at the same depth."""
 
 import json
 import pathlib
@@ -6,7 +6,7 @@ import subprocess
 
 
 def run(file: pathlib.Path, mode: str, block: str, depth: int, size: int, seconds: float) -> dict[str, float]:
-    """Requests and bytes a second of one job on one file."""
+    """Returns requests and bytes a second of one job on one file."""
     done = subprocess.run(
         [
             "fio", "--name=job", f"--filename={file}", f"--rw={mode}", f"--bs={block}", f"--iodepth={depth}",

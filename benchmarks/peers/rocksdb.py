@@ -1,4 +1,4 @@
-"""RocksDB: a database in the store's place, with direct reads and a block cache of its own."""
+"""RocksDB: a database in place of the store, with direct reads and a block cache of its own."""
 
 import pathlib
 

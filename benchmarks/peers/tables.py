@@ -1,4 +1,4 @@
-"""Tables of different sizes and dims, pooled by sum or as sequences: FBGEMM, torch, and ours, in the same verbs."""
+"""Tables of different sizes and dims, pooled by sum or as sequences: FBGEMM, torch, and ours, with the same methods."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +36,7 @@ class FbgemmTables:
         self.weights[table].copy_(rows)
 
     def inputs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """What the modules take; made before the clock runs."""
+        """Returns the inputs of the modules; made before the clock runs."""
         if self.pooled:
             return [(batch.ids, batch.offsets)]
         return [batch.of_tables(group) for group in self.groups]
@@ -58,7 +58,7 @@ def _module(of: Tables, group: Sequence[int], optimizer: str, lr: float, eps: fl
 
 
 class FbgemmHalves:
-    """Two modules with half of the ids each, one a thread: what its users could do by hand. Rows are its own."""
+    """Two modules with half of the ids each, one for each thread, as users could do by hand. It has rows of its own."""
 
     name = "fbgemm x 2"
 
@@ -66,7 +66,7 @@ class FbgemmHalves:
         ids = [longest if longest == 1 else longest / 2 for longest in of.longest]
         work = sorted(range(len(ids)), key=lambda n: -ids[n] * (of.dims[n] + 32))
         self.halves: list[list[int]] = [[], []]
-        for n in work:  # each table goes to the half that has less to do
+        for n in work:  # each table goes to the half with less work
             min(self.halves, key=lambda half: sum(ids[one] * (of.dims[one] + 32) for one in half)).append(n)
         self.modules = [_module(of, half, optimizer, lr, eps, True) for half in self.halves]
         self.weights: dict[int, Tensor] = {}
@@ -138,7 +138,7 @@ class TorchTables:
 
 
 class ShoalTables:
-    """A step includes the making of the KeyedJaggedTensor, as in training; the peers get their inputs ready."""
+    """A step includes making the KeyedJaggedTensor, as in training; the peers get their inputs ready."""
 
     name = OURS
 

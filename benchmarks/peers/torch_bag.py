@@ -7,7 +7,7 @@ from benchmarks.work import TABLES, Batch
 
 
 def torch_optimizer(weights: list[Tensor], optimizer: str, lr: float, eps: float) -> torch.optim.Optimizer:
-    """Torch's optimizer for tables with sparse gradients."""
+    """Returns torch's optimizer for tables with sparse gradients."""
     if optimizer == "sgd":
         return torch.optim.SGD(weights, lr=lr)
     if optimizer == "adam":
