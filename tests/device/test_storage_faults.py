@@ -109,7 +109,7 @@ def test_rows_whose_writing_fails_in_another_thread_are_not_lost():
     many = pair.stats(0).capacity
     for first in range(0, 4 * many, many // 2):
         pair.step(kjt({"a": [list(range(first, first + many // 2))]}))
-    storage = table_of(pair.tiers).below.below.storage
+    storage = table_of(pair.tiers).below.lower.storage
     staging = pair.tiers.stage(placed(kjt({"a": [list(range(5))]})))
     staging.read()
     writes, may_fail, errors = threading.Event(), threading.Event(), []
@@ -154,7 +154,7 @@ def test_an_erase_that_fails_half_way_leaves_what_is_in_memory():
     for first in range(0, 2 * many, many // 2):
         pair.step(kjt({"a": [list(range(first, first + many // 2))], "r": [[]]}))
     pair.step(kjt({"a": [[many]], "r": [[0, 1]]}))  # clean copies above
-    storage = table_of(pair.tiers).below.below.storage
+    storage = table_of(pair.tiers).below.lower.storage
     storage.at_erase = refuse
     with pytest.raises(OSError, match="told to fail"):
         pair.tiers.table("a").erase(here(0, 1))
@@ -236,7 +236,7 @@ def test_a_load_that_fails_leaves_tables_that_it_did_not_reach():
     state = bags.state_dict()
     bags.table("b").erase([7])
     for fails, says, rows in ((0, "'b' stayed as before.", [0, 29]), (1, "'a' did load.", [30, 0])):
-        storage = table_of(bags, fails).below.below.storage
+        storage = table_of(bags, fails).below.lower.storage
         storage.at_write = refuse
         with pytest.raises(OSError, match="told to fail") as caught:
             bags.load_state_dict(state)
@@ -271,7 +271,7 @@ def test_rows_are_counted_again_once_a_storage_is_back_that_went_in_an_erase():
     pair = Below("hbm", adam(), size="3KiB", below=Remote)
     many = 3 * pair.stats(0).capacity
     pair.each(lambda module: module.table("a").assign(range(many), torch.ones(many, 4, device=DEVICE)))
-    table, storage = pair.tiers.table("a"), table_of(pair.tiers).below.below.storage
+    table, storage = pair.tiers.table("a"), table_of(pair.tiers).below.lower.storage
     storage.is_leaving = True
     with pytest.raises(ConnectionError, match="lost in the middle"):
         table.erase(range(many // 2))

@@ -410,7 +410,7 @@ def test_a_file_whose_rows_do_not_fit_changes_nothing(tmp_path, monkeypatch, kin
     assert raised.value.__notes__ == ["Nothing was imported."]
     assert_rows(bags, before)
     held = table_of(bags)
-    room = held.below.capacity if ssd else 100 + held.spare(20_000)
+    room = held.below.capacity if ssd else 100 + held.room.spare(20_000)
     pq.write_table(pa.table(columns(room + 1)), tmp_path / "x.parquet")
     with pytest.raises(CapacityError):
         import_parquet(tmp_path / "x.parquet", table)

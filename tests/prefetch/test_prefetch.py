@@ -637,11 +637,11 @@ def test_a_row_that_left_before_it_was_looked_for_is_not_fetched_again():
     def late(staging, threads):
         table = table_of(tiers)
         with group_of(tiers).writing():
-            leaving = table.begin_leaving(len(table.index))
+            leaving = table.begin_departure(len(table.index))
         with below.writing:  # it leaves after the staging began to listen, and before it is looked for
-            table.write_leaving(leaving)
+            table.write(leaving)
         with group_of(tiers).writing():
-            table.end_leaving(leaving)
+            table.end_departure(leaving)
         assert int(table.find(torch.tensor([KEY]))) < 0
         find(staging, threads)
 

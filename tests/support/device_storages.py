@@ -25,7 +25,7 @@ def assert_sound(bags):
     for number, table in enumerate(tables_of(bags)):
         if table.below is None:
             continue
-        rows, storage = device_rows_of(bags), table.below.below.storage
+        rows, storage = device_rows_of(bags), table.below.lower.storage
         keys, _slots = rows.index.entries(number)
         assert len(keys) + table._rows.held_slots(number) <= rows.capacity(number)
         everywhere = set(keys.tolist()) | set(storage.keys().tolist())

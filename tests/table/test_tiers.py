@@ -205,7 +205,7 @@ def test_the_memory_that_rows_are_said_to_need_is_enough(dim, rows):
     """Where lookups that wait for their backward hold all of it, others have no place."""
     table, little = {"name": "t", "dim": dim}, shoal.Dram(16 * rows * (dim + 20) + 4096)
     bags = collection([table], [little, MemoryStorage])
-    batch = kjt({"t": [list(range(table_of(bags).spare(10**6)))]})
+    batch = kjt({"t": [list(range(table_of(bags).room.spare(10**6)))]})
     more = torch.arange(10**6, 10**6 + rows), torch.ones(rows, dim)
     kept = bags(batch)
     with pytest.raises(CapacityError, match=r"table 't'\] its memory of .* stay until the backwards") as refused:

@@ -19,11 +19,11 @@ from shoal.config import Table, debugging
 from shoal.errors import CapacityError, DeviceError, InputError, NonFiniteError
 from shoal.ops import launch
 from shoal.table.content import TableContent
-from shoal.table.device.below import DeviceBelow
 from shoal.table.device.cache import Traffic
 from shoal.table.device.lookup import Looked, Lookups
 from shoal.table.device.missing import MissingKeys
 from shoal.table.device.plan import DevicePlan
+from shoal.table.device.residency import DeviceMemory
 from shoal.table.device.rows import DeviceRows, Pins, last_tier
 from shoal.table.device.staging import DeviceStaging
 from shoal.table.device.streams import Streams
@@ -284,7 +284,7 @@ class DeviceGroup(Group):
         known = staging.answers if staging is not None else {}
         answers = read_below(
             [
-                Asked(below.below, one.keys, known.get(number))
+                Asked(below.lower, one.keys, known.get(number))
                 for below, (number, one) in zip(belows, missing.items(), strict=True)
             ],
             self.readers,
@@ -294,7 +294,7 @@ class DeviceGroup(Group):
             for (number, one), below, answer in zip(missing.items(), belows, answers, strict=True)
         }
 
-    def below(self, number: int) -> DeviceBelow:
+    def below(self, number: int) -> DeviceMemory:
         """The storage below a table. REQUIRES: it has one."""
         below = self.tables[number].below
         assert below is not None

@@ -306,12 +306,16 @@ class DeviceRows:
         """Keys that were looked up and had no copy above."""
         return int(self.tally[3, number])
 
+    def births_of(self, number: int) -> int:
+        """How many rows of a table were born."""
+        return int(self.ledger.keys[number]) + self._gone[number]
+
     def counted(self, number: int) -> dict[str, int]:
         """What the device counted about a table since it was made."""
         looked, missed, backwards, not_above = self.tally[:, number].tolist()
         if not is_tiered(self.configs[number]):  # what it had to be asked for beside tables with tiers
             missed += not_above
-        births = int(self.ledger.keys[number]) + self._gone[number]
+        births = self.births_of(number)
         dropped, skipped = self.ledger.left_out[2 * number : 2 * number + 2].tolist()
         return {
             "lookups": looked,
@@ -551,7 +555,7 @@ class DeviceRows:
         return slots, copies
 
     def returned(self, table: int, keys: int) -> None:
-        """So many keys that were gone were not born, but came back."""
+        """So many keys that got a slot were not born: they came back from a lower tier, or were loaded."""
         self._gone[table] -= keys
 
     def tidy(self, table: int, gone: int) -> None:

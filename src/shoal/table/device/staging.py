@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.table.device.below import DeviceBelow, Leaving
 from shoal.table.device.missing import Missing
 from shoal.table.device.plan import DevicePlan
+from shoal.table.device.residency import DeviceMemory
 from shoal.table.device.rows import Pins
-from shoal.table.lower.demotion import Departures
+from shoal.table.lower.departures import Departure, Departures
 from shoal.table.lower.read import Asked, may_read_ahead, read_below
 from shoal.table.lower.staged import Staged
 from shoal.table.staging import address_of
@@ -104,7 +104,7 @@ class DeviceStaging:
     def _find(self) -> None:
         group = self.group
         for number in self._deep():
-            self.answers[number] = group.below(number).below.listen()
+            self.answers[number] = group.below(number).lower.listen()
         self._epochs = self._epochs_now()
         with self._on_stream():
             if self.ready is not None:
@@ -113,17 +113,17 @@ class DeviceStaging:
                 found = group.missing.launch(self.plan, self.values, self.offsets, self.pins)
             self._missing = dict(group.missing.read(found, self.values))
         for number, missing in self._missing.items():
-            group.below(number).below.ask(self.answers[number], missing.keys)
+            group.below(number).lower.ask(self.answers[number], missing.keys)
 
     def may_read(self, is_first: bool) -> bool:
         """Whether what it reads may be in memory, too."""
         belows = [(self.group.below(number), self.answers[number]) for number in self._missing]
-        return may_read_ahead([(below.below, staged, below.budget) for below, staged in belows], is_first)
+        return may_read_ahead([(below.lower, staged, below.budget) for below, staged in belows], is_first)
 
     def expect(self) -> None:
         """What it reads is coming to memory."""
         for number in self._missing:
-            self.answers[number].expect(self.group.below(number).below.row_bytes)
+            self.answers[number].expect(self.group.below(number).lower.row_bytes)
 
     def read(self) -> None:
         """Read it."""
@@ -132,7 +132,7 @@ class DeviceStaging:
         for number in asked:
             self.answers[number].is_unread = False
         answers = read_below(
-            [Asked(self.group.below(number).below, self.answers[number].keys) for number in asked], self.group.readers
+            [Asked(self.group.below(number).lower, self.answers[number].keys) for number in asked], self.group.readers
         )
         for number, answer in zip(asked, answers, strict=True):
             self.answers[number].set(answer)
@@ -196,15 +196,15 @@ class DeviceStaging:
                 below = self.group.below(number)
                 below.keep(self._missing[number].keys, self.pins)  # what others brought meanwhile stays
                 lacking = len(self._missing[number].keys) - below.spare()
-                if chosen := below.begin_leaving(lacking, self.pins):
-                    leaving.add(below, chosen, below.below.writing, partial(self._end_leaving, below, chosen))
+                if chosen := below.begin_departure(lacking, self.pins):
+                    leaving.add(below, chosen, below.lower.writing, partial(self._end_leaving, below, chosen))
         except BaseException:
             leaving.call_off()
             raise
         return leaving
 
-    def _end_leaving(self, below: DeviceBelow, leaving: Leaving) -> None:
-        below.end_leaving(leaving, self.pins)
+    def _end_leaving(self, below: DeviceMemory, leaving: Departure) -> None:
+        below.end_departure(leaving, self.pins)
 
     def _let_leave(self, leaving: Departures) -> None:
         """Write what leaves, without the group's lock; then it may."""
@@ -221,4 +221,4 @@ class DeviceStaging:
         if self.group.staged.get(self.address) is self:
             self.group.staged.pop(self.address, None)
         for number, staged in tuple(self.answers.items()):  # its own thread may still be adding to them
-            self.group.below(number).below.unstage(staged)
+            self.group.below(number).lower.unstage(staged)

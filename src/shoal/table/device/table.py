@@ -1,7 +1,7 @@
 """One table on a device, as its handle sees it. Its methods may wait for the device."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from shoal.records import Rows
 from shoal.storage.hbm import CHANGED_FLAG, CHANGED_FLAGS, ERASED_FLAG
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats, TierStats
-from shoal.table.device.below import DeviceBelow
+from shoal.table.device.residency import DeviceMemory
 from shoal.table.device.rows import DeviceRows, budget_above, last_tier
 from shoal.table.lower.tier import Below
 
@@ -38,7 +38,7 @@ class DeviceTable:
         self.changes = Changes(self)
         self.below = None
         if number in rows.deep:
-            self.below = DeviceBelow(rows, number, self.changes, folder, self.counters)
+            self.below = DeviceMemory(rows, number, self.changes, folder, self.counters)
         # Slots of erased rows, and of their copies above, with the newest lease that may hold them.
         self._limbo: list[tuple[int, Tensor, Tensor]] = []
 
@@ -64,13 +64,13 @@ class DeviceTable:
         keys = self._rows.index.entries(self._number)[0]
         if self.below is None:
             return keys.sort().values
-        everywhere: Tensor = torch.unique(torch.cat([keys, self.below.below.storage.keys().to(keys.device)]))
+        everywhere: Tensor = torch.unique(torch.cat([keys, self.below.lower.storage.keys().to(keys.device)]))
         return everywhere
 
     @property
     def lowest(self) -> Below | None:
         """What the table has below its memory, if anything."""
-        return None if self.below is None else self.below.below
+        return None if self.below is None else self.below.lower
 
     def lost(self, keys: Tensor) -> Tensor:
         """Of keys whose rows below could not be read, those that have no other row and still cannot be."""
@@ -83,9 +83,7 @@ class DeviceTable:
     def contains(self, keys: Tensor) -> Tensor:
         """Whether each key has a row."""
         found = self._find(keys) >= 0
-        if self.below is not None and not bool(found.all()):
-            found[~found] = self.below.contains(keys[~found])
-        return found
+        return found if self.below is None else self.below.find_below(keys, found)
 
     def lookup(self, keys: Tensor) -> Tensor:
         """The weights of each key; one without a row reads as what is missing does."""
@@ -103,9 +101,8 @@ class DeviceTable:
         return out
 
     def _absent(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Of keys that have no slot and are below: where they stand, and their rows."""
-        read = None if self.below is None else self.below.read(keys, slots)
-        return None if read is None else (read[0].to(keys.device), read[1].to(keys.device))
+        """Of keys that have no slot and are below: their positions, and their rows."""
+        return None if self.below is None else self.below.read_absent(keys, slots < 0)
 
     def state(self, keys: Tensor) -> dict[str, Tensor]:
         """The optimizer's columns of each key; one without a row reads as one is born."""
@@ -228,10 +225,10 @@ class DeviceTable:
         return TableContent(keys, weights, self.state(keys), self.scores(keys), self.step)
 
     def fill(self, content: TableContent) -> None:
-        """Have this content instead. REQUIRES: it fits the config, and there is room."""
-        self.clear()
-        self.put(Rows(content.keys, content.weights, content.state, content.scores))
-        self.step = content.step
+        """Set rows and step to that content. REQUIRES: the table is empty."""
+        with self.filling():
+            self.put(Rows(content.keys, content.weights, content.state, content.scores))
+            self.step = content.step
 
     # ---- rows that leave the process, and come to it
 
@@ -240,9 +237,14 @@ class DeviceTable:
         """How many it has."""
         return len(self)
 
-    def filling(self) -> AbstractContextManager[None]:
-        """Rows that are put meanwhile are no changes. REQUIRES: whoever reads changes lost its place."""
-        return nullcontext()  # it does not hear of them
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Rows that are put meanwhile are no births, and no changes. REQUIRES: every cursor has lost its place."""
+        births = self._rows.births_of(self._number)
+        try:
+            yield
+        finally:
+            self._rows.returned(self._number, self._rows.births_of(self._number) - births)
 
     def follow_cursors(self) -> None:
         """Nothing: flags are kept whether anybody reads them or not."""
@@ -280,7 +282,7 @@ class DeviceTable:
     def require_room(self, rows: int) -> None:
         """Raise CapacityError where so many rows are more than the table can have."""
         if self.below is not None:
-            self.below.require_room(rows)
+            self.below.lower.require_load(rows)
         else:
             self._rows.require_room(self._number, rows, held=False)  # what leases hold is cleared first
 

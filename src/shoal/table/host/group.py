@@ -303,12 +303,12 @@ class HostGroup(Group):
         at_most = batch.keys + sum(one.keys for one in self._leases.live() if not one.applied)
         for number, count in zip(missing.tables, missing.keys.counts, strict=True):
             table = self.tables[number]
-            if table.below is None or table.can_hold(count, at_most):
+            if table.below is None or table.room.can_hold(count, at_most):
                 continue
             pins = _native.Pins(table.storage.rows)
             self._pin(number, pins, False, False)
             self._pin_batch(batch, number, pins)
-            if not table.can_hold(count, pins.count):
+            if not table.room.can_hold(count, pins.count):
                 return False
         return True
 

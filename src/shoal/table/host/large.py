@@ -93,7 +93,7 @@ def bear(tables: "Sequence[HostTable]", large: Large) -> int:
     above: list[Arrivals] = []
     deep: dict[int, Tensor] = {}
     for number, keys in large.to_bear.items():
-        room = len(keys) if tables[number].below is None else tables[number].spare(len(keys))
+        room = len(keys) if tables[number].below is None else tables[number].room.spare(len(keys))
         above.append(Arrivals(keys[:room]))
         if room < len(keys):
             deep[number] = keys[room:]

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.ops.pool import bags_of, has_bags_of
 from shoal.table.host.plan import Plan
-from shoal.table.lower.demotion import Departures
+from shoal.table.lower.departures import Departures
 from shoal.table.lower.read import Asked, may_read_ahead, read_below
 from shoal.table.lower.staged import Staged
 from shoal.table.lower.tier import Below
@@ -77,7 +77,7 @@ class HostStaging:
         Below.ask_together(asks, self._missing)
         for number, count in zip(self.plan.deep, self._missing.counts, strict=True):
             # Of a batch that memory cannot hold its lookup reads the rows, in pieces.
-            if not count or self.group.tables[number].never_holds(count):
+            if not count or self.group.tables[number].room.never_holds(count):
                 self.group.below(number).unstage(self.answers.pop(number))
         self.is_found = True
 
@@ -146,7 +146,7 @@ class HostStaging:
     def _fits(self, number: int) -> bool:
         """Whether a table's memory has room for what was asked for, also for what will be born."""
         wanted = len(self.answers[number].keys)
-        return self.group.tables[number].spare(wanted) == wanted
+        return self.group.tables[number].room.spare(wanted) == wanted
 
     def _place(self, numbers: Sequence[int], threads: int) -> list[int]:
         """Put rows of tables in memory where they fit; returns which do not."""
@@ -173,8 +173,8 @@ class HostStaging:
             for number in numbers:
                 self._hold(number)  # what others brought meanwhile stays
                 table, wanted = self.group.tables[number], len(self.answers[number].keys)
-                if chosen := table.begin_leaving(wanted - table.spare(wanted)):
-                    leaving.add(table, chosen, self.group.below(number).writing, partial(table.end_leaving, chosen))
+                if chosen := table.begin_departure(wanted - table.room.spare(wanted)):
+                    leaving.add(table, chosen, self.group.below(number).writing, partial(table.end_departure, chosen))
         except BaseException:
             leaving.call_off()
             raise

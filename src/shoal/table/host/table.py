@@ -29,9 +29,8 @@ class HostTable(HostMemory):
     def __init__(self, config: Table, seed: int, folder: str = "") -> None:
         # What every batch counts is counted in the core, where it is cheap, and changes with the rows.
         self.tally = _native.Tally()
-        self._promotions = 0
-        self._was_miscounted = False  # before keys came that are being counted
-        self._was_miscounted_before = False  # the same of those that get rows below
+        # Whether the number of rows was in doubt before keys came, and before keys got rows below.
+        self._was_in_doubt = self._was_in_doubt_below = False
         name = _native.name_hash(config.name)
         stream = _native.birth_stream(seed, name)
         self.rounding_stream = _native.rounding_stream(seed, name)
@@ -111,40 +110,36 @@ class HostTable(HostMemory):
         if arrivals.births and not self._is_being_filled:
             # Ahead: whoever reads changes looks which of them have a row.
             self.changes.add(arrivals.born)
-        self._was_miscounted, self._is_miscounted = self._is_miscounted, True
+        self._was_in_doubt = self._count.doubt()
 
     def call_arrival_off(self) -> None:
         """None of them is in."""
-        self._is_miscounted = self._was_miscounted
+        self._count.settle(self._was_in_doubt)
 
     def came(self, arrivals: Arrivals) -> None:
         """Count them: they are in."""
         births = arrivals.births
         if arrivals.given is None:
             self._promotions += len(arrivals.keys) - births
-        if births:
-            self._rows += births
-            if not self._is_being_filled:
-                self.counters.add("births", births)
-        self._is_miscounted = self._was_miscounted
+        if births and not self._is_being_filled:
+            self.counters.add("births", births)
+        self._count.settle(self._was_in_doubt, births)
 
     def begin_births_below(self, keys: Tensor) -> None:
         """These keys are about to get their first rows below memory. `end_births_below` or `call_births_below_off`
         follows."""
         self.changes.add(keys)  # ahead: whoever reads changes looks which of them have a row
-        self._was_miscounted_before, self._is_miscounted = self._is_miscounted, True
+        self._was_in_doubt_below = self._count.doubt()
 
     def end_births_below(self, births: int) -> None:
         """Count them: they are there."""
-        self._rows += births
         self.counters.add("births", births)
-        self._is_miscounted = self._was_miscounted_before
+        self._count.settle(self._was_in_doubt_below, births)
 
     def call_births_below_off(self, keys: Tensor) -> None:
         """None of them is there; where the storage fails, the rows that are are counted again."""
-        assert self.below is not None
-        self.below.erase(keys)
-        self._is_miscounted = self._was_miscounted_before
+        self.lower.erase(keys)
+        self._count.settle(self._was_in_doubt_below)
 
     def write_first(self, keys: Tensor, slots: Tensor) -> None:
         """Write the first rows of new keys at their slots."""
@@ -267,29 +262,11 @@ class HostTable(HostMemory):
         """What the table has below its memory, if anything."""
         return self.below
 
-    def lost(self, keys: Tensor) -> Tensor:
-        """Of keys whose rows below could not be read, those that have no other row and still cannot be."""
-        assert self.below is not None
-        slots = self.find(keys)
-        absent = slots == NO_SLOT
-        self.storage.set_dirty(slots[~absent], True)
-        return self.below.unreadable(keys[absent])
-
-    def _absent(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Of keys that are not in memory and are below: where they stand, and their rows."""
-        if self.below is None or not bool((slots == NO_SLOT).any()):
-            return None
-        at = torch.nonzero(slots == NO_SLOT)[:, 0]
-        distinct, inverse = torch.unique(keys[at], return_inverse=True)
-        rows, found, _has = self.below.read(distinct)
-        has = found[inverse]
-        return at[has], rows[inverse[has]]
-
     def lookup(self, keys: Tensor) -> Tensor:
         """The weights of each key; one without a row reads as what is missing does."""
         slots = self.find(keys)
         out = self.storage.read(slots, self.missing, keys)
-        if absent := self._absent(keys, slots):
+        if absent := self.read_absent(keys, slots == NO_SLOT):
             out[absent[0]] = self.storage.packed.weights(absent[1])
         return out
 
@@ -324,7 +301,7 @@ class HostTable(HostMemory):
         """The optimizer's columns of each key; one without a row reads as one is born."""
         slots = self.find(keys)
         state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
-        if state and (absent := self._absent(keys, slots)):
+        if state and (absent := self.read_absent(keys, slots == NO_SLOT)):
             for column in self.config.columns:
                 state[column.name][absent[0]] = self.storage.packed.state(column, absent[1])
         return state
@@ -333,7 +310,7 @@ class HostTable(HostMemory):
         """The score of each key; NaN for one without a row."""
         slots = self.find(keys)
         scores = self.storage.read_scores(slots)
-        if absent := self._absent(keys, slots):
+        if absent := self.read_absent(keys, slots == NO_SLOT):
             scores[absent[0]] = self.storage.packed.scores(absent[1])
         return scores
 
@@ -348,7 +325,7 @@ class HostTable(HostMemory):
 
             self._with_rows(distinct, write)
             return
-        self._require_place(len(distinct) - int(self.contains(distinct).sum()))
+        self.below.require_place(len(distinct) - int(self.contains(distinct).sum()), self.__len__)
         last = torch.zeros(len(distinct), dtype=torch.int64, device="cpu")
         last.scatter_reduce_(0, inverse, torch.arange(len(keys), device="cpu"), "amax", include_self=False)
         for some in torch.arange(len(distinct), device="cpu").split(self._chunk()):
@@ -363,7 +340,7 @@ class HostTable(HostMemory):
         """Keys that go through memory together."""
         if self.below is None or self.budget is None:
             return 1 << 62
-        return max(self.spare(self.budget // self.config.row_bytes), len(self.index), _CHUNK_PART) // _CHUNK_PART
+        return max(self.room.spare(self.budget // self.config.row_bytes), len(self.index), _CHUNK_PART) // _CHUNK_PART
 
     def content(self) -> TableContent:
         """All that the table holds now."""
@@ -372,7 +349,7 @@ class HostTable(HostMemory):
         weights = self.storage.read(slots, self.missing, keys).to(getattr(torch, self.config.dtype))
         state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
         scores = self.storage.read_scores(slots)
-        if absent := self._absent(keys, slots):
+        if absent := self.read_absent(keys, slots == NO_SLOT):
             at, rows = absent
             weights[at] = self.storage.packed.weights(rows).to(weights.dtype)
             scores[at] = self.storage.packed.scores(rows)
@@ -404,7 +381,7 @@ class HostTable(HostMemory):
         if bool(found.all()):
             return Rows(keys, *self.storage.export(slots)), found
         here = Rows(keys[found], *self.storage.export(slots[found]))
-        absent = self._absent(keys, slots)
+        absent = self.read_absent(keys, ~found)
         if absent is None:
             return here, found
         at, packed = absent
@@ -429,7 +406,7 @@ class HostTable(HostMemory):
 
     def expect(self, rows: int) -> None:
         """Make room in the index for so many rows that will come, where memory has it."""
-        if self.below is None and self._fits(rows):
+        if self.below is None and self.room.fits(rows):
             with self.indexes.alone(), suppress(OutOfMemoryError):
                 self.index.reserve(rows)
 

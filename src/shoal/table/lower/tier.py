@@ -5,7 +5,7 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import truediv
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Ssd, Table
-from shoal.errors import ConfigError, ShoalError, StorageError
+from shoal.errors import CapacityError, ConfigError, ShoalError, StorageError
 from shoal.storage import Answer, SsdStorage, Storage
 from shoal.table.content import TierStats
 from shoal.table.lower.handlers import is_of_a_handler
@@ -97,6 +97,23 @@ class Below:
         with _registering:
             _living.discard(self)
         self._close()
+
+    def require_place(self, births: int, rows: Callable[[], int]) -> None:
+        """Raise CapacityError where it has no place for so many rows more than the table's `rows`. Every row has a
+        place here from its birth on, so that it can always leave memory."""
+        if self.capacity is not None and births and (held := rows()) + births > self.capacity:
+            raise CapacityError(
+                f"[table {self._name!r}] its {held} rows and {births} new ones are more than the {self.capacity} that "
+                f"its lowest tier takes. Raise Ssd(size=), of which rows fill half, or erase keys that are not needed."
+            )
+
+    def require_load(self, rows: int) -> None:
+        """Raise CapacityError where it has no place for so many rows in all."""
+        if self.capacity is not None and rows > self.capacity:
+            raise CapacityError(
+                f"[table {self._name!r}] {rows} rows are more than the {self.capacity} that its lowest tier takes. "
+                f"Raise Ssd(size=), of which rows fill half. Nothing was loaded."
+            )
 
     def read(self, keys: Tensor) -> Answer:
         """The rows of keys, all different."""

@@ -1,12 +1,11 @@
-"""What a table on a device has below the memory that kernels reach: a storage by key, which the host asks.
+"""Which rows of a table are where kernels reach them, and which are in the lower tier alone, which the host asks.
 
-Rows are brought before a batch is looked up, and leave when others need their place: the host chooses them, writes what
-changed, and then takes them out. Until they are written they stay, so no row is ever in no place.
+Rows are brought before a batch is looked up, and leave when others need their place: the host chooses them, writes the
+changed ones, and then takes them out. Until they are written they stay, so no row is ever in no place.
 """
 
-import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,9 @@ from shoal.table.changes import Changes
 from shoal.table.content import TierStats
 from shoal.table.device.missing import Missing
 from shoal.table.device.rows import DeviceRows, Pins, last_tier
-from shoal.table.lower.demotion import write_now
+from shoal.table.lower.departures import Departure
+from shoal.table.lower.residency import Residency
+from shoal.table.lower.row_count import RowCount
 from shoal.table.lower.tier import Below
 
 # Rows leave some at a time: choosing them stops for the device. At most so many, or this part of the table.
@@ -33,59 +34,37 @@ _LOOKED_AT = 4
 _CHUNK_PART = 4
 
 
-@dataclass(eq=False)
-class Leaving:
-    """Rows that are about to leave: they were chosen, and those that had changed are being written."""
-
-    keys: Tensor
-    changed: Tensor  # keys, on the host
-    rows: Tensor  # theirs
-    is_written: bool = False
-
-
 class _Slots(NamedTuple):
-    """Of rows, and of their copies above."""
+    """Slots of rows, and of their copies above."""
 
     rows: Tensor
     copies: Tensor
 
 
-class DeviceBelow:
-    """The storage below one table. The group's lock covers its methods, but for `write_leaving`."""
+class DeviceMemory(Residency[Departure]):
+    """The rows of one table that has a lower tier, as far as kernels reach them. The group's lock covers every method
+    but `write`. Its count is of the rows that are in the lower tier alone."""
 
     def __init__(self, rows: DeviceRows, number: int, changes: Changes, folder: str, counters: Counters) -> None:
         self.config: Table = rows.configs[number]
-        self.below = Below(self.config, folder, rows.device)
-        self._away = len(self.below.storage)
-        # The storage failed, and then did not say what it had done: who asks for the number of rows counts them.
-        self._is_miscounted = False
-        self._counting = threading.Lock()  # of those who read beside each other
-        self._counters = counters
-        self.fetched = 0  # positions of batches whose keys were there
-        self.epoch = 0  # changes when rows may be gone that batches on their way need
+        below = Below(self.config, folder, rows.device)
+        super().__init__(below, RowCount(len(below.storage), counters))
+        self.fetched = 0  # positions of batches whose keys were in the lower tier alone
         self._rows = rows
         self._changes = changes
         self._number = number
         self._family = rows.families[number]
         self._hand = 0  # the bucket where the next that leave are looked for
-        self._leaving: list[Leaving] = []  # that others are writing: until that is done they count as unchanged
         self._ungiven: list[_Slots] = []  # that there was no memory to list
-        self._promotions = self._demotions = 0
 
     @property
     def away(self) -> int:
-        """Rows that are there alone."""
-        if self._is_miscounted:
-            with self._counting:
-                if self._is_miscounted:
-                    self._lose(self._away - int(self.is_absent(self.below.storage.keys()).sum()))
-        return self._away
+        """Rows that are in the lower tier alone."""
+        return self._count.now(lambda: int(self.is_absent(self.lower.storage.keys()).sum()))
 
-    def _lose(self, rows: int) -> None:
-        """So many rows went by an erase that failed: now they are counted."""
-        self._away -= rows
-        self._is_miscounted = False
-        self._counters.add("erased", max(rows, 0))
+    def _came(self, rows: int) -> None:
+        """So many rows have come from the lower tier; if it is less than 0, gone there."""
+        self._count.settle(self._count.doubt(), -rows)
 
     @property
     def _most(self) -> int:
@@ -101,7 +80,7 @@ class DeviceBelow:
 
     @property
     def chunk(self) -> int:
-        """Keys that go through memory together."""
+        """Keys of a call that go through memory together."""
         return max(self._most // _CHUNK_PART, 1)
 
     # ---- rows that come
@@ -139,29 +118,12 @@ class DeviceBelow:
                 self._give(slots, copies)
             raise
         reached.returned(self._number, len(keys))
-        self._away -= len(keys)
+        self._came(len(keys))
         self._promotions += len(keys)
 
     def require_place(self, births: int) -> None:
-        """Every row has a place below from its birth on, so that it can always leave memory."""
-        capacity = self.below.capacity
-        if capacity is None or not births:
-            return
-        rows = self._in_memory() + self.away
-        if rows + births > capacity:
-            raise CapacityError(
-                f"[table {self.config.name!r}] its {rows} rows and {births} new ones are more than the {capacity} that "
-                f"its lowest tier takes. Raise Ssd(size=), of which rows fill half, or erase keys that are not needed."
-            )
-
-    def require_room(self, rows: int) -> None:
-        """Raise CapacityError where so many rows are more than the table can have."""
-        capacity = self.below.capacity
-        if capacity is not None and rows > capacity:
-            raise CapacityError(
-                f"[table {self.config.name!r}] {rows} rows are more than the {capacity} that its lowest tier takes. "
-                f"Raise Ssd(size=), of which rows fill half. Nothing was loaded."
-            )
+        """Raise CapacityError where the lower tier has no place for so many rows more."""
+        self.lower.require_place(births, lambda: self._in_memory() + self.away)
 
     def _in_memory(self) -> int:
         return int(self._rows.ledger.keys[self._number])
@@ -171,7 +133,6 @@ class DeviceBelow:
         return self._most - self._rows.held_slots(self._number) - self._in_memory()
 
     def is_absent(self, keys: Tensor) -> Tensor:
-        """Whether each key of the host is out of kernels' reach; on the host."""
         return (self._rows.index.find_keys(self._number, keys.to(self._rows.device)) < 0).cpu()
 
     def keep(self, keys: Tensor, pins: Pins) -> None:
@@ -186,7 +147,7 @@ class DeviceBelow:
         if not births:
             return True
         most = self._rows.room.most(self._number) + births
-        capacity = self.below.capacity
+        capacity = self.lower.capacity
         if capacity is not None and most + self.away > capacity:
             self.require_place(births)
         return most + self._rows.held_slots(self._number) <= self._most or self._has_made_room(births, pins)
@@ -199,7 +160,7 @@ class DeviceBelow:
         at_work = self._rows.pins_at_work(pins)
         if self._has_made_room(more, at_work):
             return
-        self._await_others(at_work)
+        self._await_departures(lambda departure: self.end_departure(departure, at_work))
         if self._has_made_room(more, at_work):
             return
         where = f"[table {self.config.name!r}] its memory of {format_size(self._rows.budget(self._number) or 0)}"
@@ -219,13 +180,6 @@ class DeviceBelow:
         """The last tier that kernels reach, with memory for so many rows."""
         return f"{last_tier(self.config)}({self._rows.bytes_of(self._number, rows)})"
 
-    def _await_others(self, pins: Pins) -> None:
-        """Let the rows go that another thread is writing."""
-        for leaving in tuple(self._leaving):
-            with self.below.writing:  # it has it until they are written
-                if leaving.is_written:
-                    self.end_leaving(leaving, pins)
-
     def _has_made_room(self, more: int, pins: Pins) -> bool:
         """Let rows leave, if enough can; what had changed is written below first."""
         self._give_what_is_left()
@@ -233,17 +187,17 @@ class DeviceBelow:
         if lacking <= 0:
             return True
         for also_above in (False, True):
-            leaving = self.begin_leaving(lacking, pins, also_above)
-            if leaving is not None:
-                write_now(self, leaving, self.below.writing)
-                self._leaving.remove(leaving)
-                self._forget(leaving.keys)
+            departure = self.begin_departure(lacking, pins, also_above)
+            if departure is not None:
+                self.write_now(departure)
+                self._departures.remove(departure)
+                self._forget(departure.keys)
                 return True
         return False
 
-    def begin_leaving(self, n: int, pins: Pins, also_above: bool = False) -> Leaving | None:
-        """Choose n rows to leave, and take what is to be written of them; None where so many cannot. They count as
-        unchanged from here on. `also_above`: those with a copy in device memory too, which were used last."""
+    def begin_departure(self, n: int, pins: Pins, also_above: bool = False) -> Departure | None:
+        """Choose n rows to leave, and copy those that are to be written; None where so many cannot leave. They count as
+        unchanged from here on. `also_above`: also rows that have a copy in device memory, which were used last."""
         wanted = max(n, min(self._in_memory() // _LEAVING_PART, _LEAVE_TOGETHER))
         keys = self._oldest(wanted, pins, also_above)
         if len(keys) < n:
@@ -253,11 +207,11 @@ class DeviceBelow:
         if self._changes.are_read:  # the storage has no place for flags
             self._changes.add(keys[(flags & CHANGED_FLAG) != 0].cpu())
         changed = (flags & UNSAVED_FLAG) != 0
-        rows = storage.pack(self._family, slots[changed])
-        leaving = Leaving(keys, keys[changed].cpu(), rows.cpu())
-        self._leaving.append(leaving)  # before they count as unchanged
+        packed = storage.pack(self._family, slots[changed]).cpu()
+        departure = Departure(keys, keys[changed].cpu(), [packed] if len(packed) else [])
+        self._departures.append(departure)  # before they count as unchanged
         storage.set_flags(self._family, slots[changed], flags[changed] & ~UNSAVED_FLAG)
-        return leaving
+        return departure
 
     def _oldest(self, wanted: int, pins: Pins, also_above: bool) -> Tensor:
         """Keys that were not used for long, and are not in use."""
@@ -271,8 +225,8 @@ class DeviceBelow:
             run = min(looked, buckets - seen, buckets - self._hand)
             keys, stamps = index.stamped(number, self._hand, run)
             free = stamps < pins.oldest
-            for leaving in self._leaving:
-                free &= ~torch.isin(keys, leaving.keys)
+            for departure in self._departures:
+                free &= ~torch.isin(keys, departure.keys)
             keys, stamps = keys[free], stamps[free]
             if above is not None and above.has(number):
                 # The index below does not hear of what is used above.
@@ -290,35 +244,22 @@ class DeviceBelow:
         keys, stamps = torch.cat([one for one, _ in found]), torch.cat([one for _, one in found])
         return keys[torch.argsort(stamps, stable=True)[:wanted]]
 
-    def write_leaving(self, leaving: Leaving) -> None:
-        """Write below what had changed. The group's lock need not be held, if `below.writing` is."""
-        if len(leaving.changed):
-            self.below.spoil(leaving.changed)
-            self.below.write(leaving.changed, leaving.rows)
-            self._demotions += len(leaving.changed)
-        leaving.is_written = True
-
-    def stay(self, leaving: Leaving) -> None:
-        """They could not be written: they are as they were."""
-        if leaving in self._leaving:  # and all rows were not replaced meanwhile
-            self._mark_unsaved(leaving.changed.to(self._rows.device))
-            self._leaving.remove(leaving)  # behind it, should an interrupt come between them
-
-    def _mark_unsaved(self, keys: Tensor) -> None:
-        """The storage may not have these rows: neither the row nor its copy above may go without being written."""
+    def mark_unsaved(self, keys: Tensor) -> None:
+        """Neither the row nor its copy above may go without being written."""
+        keys = keys.to(self._rows.device)
         slots = [self._rows.index.find_keys(self._number, keys)]
         if self._rows.above is not None and self._rows.above.has(self._number):
             slots.append(self._rows.above.find_keys(self._number, keys))
         for some in slots:
             self._rows.storage.add_flags(self._family, some[some >= 0], UNSAVED_FLAG)
 
-    def end_leaving(self, leaving: Leaving, pins: Pins) -> None:
-        """What was chosen leaves, if nobody needed or changed it since."""
-        if leaving not in self._leaving:
+    def end_departure(self, departure: Departure, pins: Pins) -> None:
+        """Have memory forget the rows that were chosen, if no batch has needed or changed them since."""
+        if departure not in self._departures:
             return
-        self._leaving.remove(leaving)
+        self._departures.remove(departure)
         index, above, number = self._rows.index, self._rows.above, self._number
-        keys = leaving.keys[index.find_keys(number, leaving.keys) >= 0]
+        keys = departure.keys[index.find_keys(number, departure.keys) >= 0]
         leaves = index.stamps_of(number, keys) < pins.oldest
         if above is not None and above.has(number):
             leaves &= above.find_keys(number, keys) < 0
@@ -328,7 +269,7 @@ class DeviceBelow:
     def _forget(self, keys: Tensor) -> None:
         if len(keys):
             slots, copies = self._rows.erase(self._number, keys)
-            self._away += len(slots)
+            self._came(-len(slots))
             self._give(slots, copies)
 
     def _give(self, slots: Tensor, copies: Tensor) -> None:
@@ -355,56 +296,33 @@ class DeviceBelow:
         if len(absent):
             trains = torch.full((len(absent),), bearing, device="cpu")
             missing = Missing(absent, trains, torch.zeros_like(absent))
-            self.bring(missing, self.below.read(absent), pins, bearing)
-
-    def read(self, keys: Tensor, slots: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Of keys that have no slot and are below: where they stand, and their packed rows; both on the host."""
-        at = torch.nonzero(slots < 0)[:, 0]
-        if not len(at):
-            return None
-        distinct, inverse = torch.unique(keys[at].cpu(), return_inverse=True)
-        rows, found, _has = self.below.read(distinct)
-        has = found[inverse]
-        return at.cpu()[has], rows[inverse[has]]
-
-    def lost(self, keys: Tensor) -> Tensor:
-        """Of keys of the host whose rows could not be read, those that have no other row and still cannot be."""
-        self._mark_unsaved(keys.to(self._rows.device))
-        return self.below.unreadable(keys[self.is_absent(keys)])
-
-    def contains(self, keys: Tensor) -> Tensor:
-        """Whether each key has a row below."""
-        return self.below.contains(keys.cpu()).to(keys.device)
+            self.bring(missing, self.lower.read(absent), pins, bearing)
 
     def erase(self, distinct: Tensor) -> int:
-        """Remove rows below; returns how many of the keys had one there, and none in memory."""
+        """Remove rows below; returns how many of the keys had a row there, and none in memory."""
         self.epoch += 1
         reached = self._rows.find_rows(self._number, distinct)
-        keys = distinct.cpu()
-        alone = distinct[reached < 0].cpu()
-        before = int(self.below.contains(alone).sum()) if len(alone) else 0
-        # Should it fail half way, what is in memory is all that there is of some.
-        self._mark_unsaved(distinct[reached >= 0])
-        try:
-            self.below.erase(keys)
-        except BaseException:
-            is_known, self._is_miscounted = not self._is_miscounted, True
-            with suppress(Exception):
-                gone = before - (int(self.below.contains(alone).sum()) if len(alone) else 0)
-                if is_known:
-                    self._lose(gone)
-            raise
-        self._away -= before
+        away = distinct[reached < 0].cpu()
+
+        def count() -> int:
+            return int(self.lower.contains(away).sum()) if len(away) else 0
+
+        before = count()
+        # If it fails half way, some of these keys have a row in memory alone.
+        self.mark_unsaved(distinct[reached >= 0])
+        was_in_doubt = self._count.doubt()
+        self._erase_below(distinct.cpu(), was_in_doubt, before, count)
+        self._count.settle(was_in_doubt, -before)
         return before
 
     def clear(self) -> None:
         """Remove every row below."""
         self.epoch += 1
-        self._leaving.clear()
+        self._departures.clear()
         self._hand = 0
-        self._is_miscounted = True
-        self.below.clear()
-        self._away, self._is_miscounted = 0, False
+        self._count.doubt()
+        self.lower.clear()
+        self._count.set(0)
 
     def stats(self, last: TierStats) -> tuple[TierStats, TierStats]:
         """The last tier that kernels reach, of which `last` knows what they counted, and the storage."""
@@ -420,4 +338,4 @@ class DeviceBelow:
             dirty=int(((flags & UNSAVED_FLAG) != 0).sum()),
             pinned=0 if oldest is None else int((self._rows.index.stamps(self._number) >= oldest).sum()),
         )
-        return reached, self.below.stats()
+        return reached, self.lower.stats()
