@@ -118,6 +118,14 @@ def test_the_map_names_every_folder():
     assert package | native <= named
 
 
+def test_the_tree_of_the_design_names_every_file_of_the_tables():
+    (tree,) = re.findall(r"```\n(table/ .*?)```", section("16. Layers", "docs/design.md"), re.DOTALL)
+    _, host, device, lower = re.split(r"^  (?:host|device|lower)/", tree, flags=re.MULTILINE)
+    for folder, named in {"": tree, "host": host, "device": device, "lower": lower}.items():
+        for path in (ROOT / "src/shoal/table" / folder).glob("[!_]*.py"):
+            assert path.stem in re.findall(r"\w+", named), path
+
+
 def test_the_readme_links_every_page_of_the_docs():
     linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", section("Documentation")))
     assert linked == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
