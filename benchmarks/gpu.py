@@ -16,11 +16,13 @@ from torch import Tensor
 import shoal
 from benchmarks.measure import OURS, Bench, Contender, Result
 from benchmarks.registry import Limit, Registry
+from shoal.index.arguments import Finding, FoundLists
 from shoal.modules.lookup import Lookup, PooledLookup
-from shoal.ops.launch import Pieces, Program, Scratch, variables
+from shoal.ops.arguments import variables
+from shoal.ops.launch import Pieces, Program, Scratch
 from shoal.table import Batch as Keyed
 from shoal.table import Each, Pooled, Request, Update, ops
-from shoal.table.device.rows import DeviceRows
+from shoal.table.device.rows import DeviceRows, InsertCall
 
 registry = Registry()
 DEVICE = torch.device("cuda")
@@ -469,9 +471,9 @@ def _one_table(keys: int) -> DeviceRows:
 
 def _finding(rows: DeviceRows, insert: bool) -> Callable[[Tensor], None]:
     """Returns a call of the index, for keys of the only table. No row is written."""
-    v = variables(*rows.variables)
+    v = variables(InsertCall, 1)
     tables_of = torch.tensor([[1]], dtype=torch.int32, device=DEVICE)
-    program = Program(rows.find(v, tables_of, (1, 1), insert, rows=False))
+    program = Program(rows.find(v.free, Finding(v.batch, v.lists), tables_of, (1, 1), insert, rows=False))
     scratch = Scratch(torch.device(DEVICE))
     offsets: dict[int, Tensor] = {}
 
@@ -480,8 +482,8 @@ def _finding(rows: DeviceRows, insert: bool) -> Callable[[Tensor], None]:
         if n not in offsets:
             offsets[n] = torch.tensor([0, n], device=DEVICE)
         slots = torch.empty(n, dtype=torch.int32, device=DEVICE)
-        space = scratch.take(Pieces(*rows.finding_pieces(n, insert)))
-        program.run(*rows.values(keys, offsets[n], slots, space, 1, 1))
+        lists = scratch.take(Pieces(rows.found_lengths(n, insert))).as_(FoundLists)
+        program.run(InsertCall(rows.free_slots(), rows.batch(keys, offsets[n], slots, 1, 1), lists, tables_of))
 
     return find
 

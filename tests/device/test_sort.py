@@ -5,14 +5,12 @@ import pytest
 import torch
 from support.device_tables import DEVICE
 
-from shoal.ops.launch import Pieces, Space
 from shoal.ops.sort import Sorter
 
 
 def sorted_slots(slots):
     """What the sorter makes of slots, in memory that it is given."""
-    n = len(slots)
-    ordered, order = Space.of(Pieces((torch.int32, n), (torch.int64, n)), slots.device).tensors()
+    ordered, order = torch.empty_like(slots), torch.empty_like(slots, dtype=torch.int64)
     Sorter(slots.device).sort(slots, ordered, order)
     return ordered.cpu(), order.cpu()
 

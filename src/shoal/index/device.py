@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ShoalError
+from shoal.index.arguments import Claim, Find, Finding, FindLost, Lost
+from shoal.ops.arguments import Pointer, Variable
 from shoal.ops.find import triton as kernels
 from shoal.ops.insert import triton as inserts
-from shoal.ops.launch import Launch, Variable, blocks
+from shoal.ops.launch import Launch, blocks
 
 _UNIT: int = kernels.UNIT.value
 BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
@@ -34,18 +36,8 @@ _LIST_BLOCK = 32
 _RESTAMPED = 1024  # entries of a program
 
 
-# What a batch's finding wants of its caller, as variables of a program: by item its slot (`slots`); a list of those
-# that were not found (`lost`), and beside it whose they are (`lost_of`) and where each claimed an entry (`won_at`).
-# `counts`: how long the list is, then the caller's own; all 0 before. `walkers`: programs that walk the list. `stamp`:
-# what the keys are stamped with.
-FINDING = (
-    "n", "batch", "find_blocks", "walkers", "stamp", "values", "offsets", "slots", "counts", "lost", "lost_of",
-    "won_at",
-)  # fmt: skip
-
-
 def finding_grids(n: int, copies: int) -> tuple[int, int]:
-    """`find_blocks` and `walkers` of FINDING."""
+    """`find_blocks` and `walkers` of a Batch."""
     return blocks(n, _FIND_BLOCK), max(1, min(blocks(copies * n, _LIST_BLOCK), WALKERS))
 
 
@@ -190,57 +182,78 @@ class DeviceIndex:
 
     def find(
         self,
-        v: Any,
+        finding: Finding,
         tables_of: Tensor | Variable,
         shape: tuple[int, int],
         insert: bool,
-        features_of: Variable | None = None,
+        features_of: Pointer | None = None,
         counted: tuple[Tensor, Tensor, Tensor] | None = None,
         stamped: bool = False,
-        tickets: Variable | None = None,
+        tickets: Pointer | None = None,
     ) -> Launch:
-        """Slots of all items; -1 where there is no row; `v` has the variables of FINDING, `shape` is of `tables_of`.
+        """Slots of all items; -1 where there is no row. `shape` is of `tables_of`.
 
         `features_of` gets the feature of every item, `tickets` that of items in no bag. `counted`: by table, the keys
         that it was asked for and missed; and bad bags. Where `stamped`, keys that are found are.
         """
         copies, features = shape
+        batch, lists = finding
         # Where there is none, any tensor of that type: not touched.
         looked, missed, bad_bags = (self.tables, self.tables, self._dummy) if counted is None else counted
+        arguments = Find(
+            anchor=self.anchor,
+            tables=self.tables,
+            values=batch.values,
+            offsets=batch.offsets,
+            tables_of=tables_of,
+            slots=batch.slots,
+            features_of=batch.slots if features_of is None else features_of,
+            tickets=looked if tickets is None else tickets,
+            lost=Lost(lists.lost, lists.lost_of, lists.counts),
+            looked=looked,
+            missed=missed,
+            bad_bags=bad_bags,
+            n=batch.n,
+            batch=batch.batch,
+            features=features,
+            stamp=batch.stamp,
+        )
         return self._launch(
-            kernels.find,
-            (v.find_blocks, copies),
-            (
-                self.anchor, self.tables, v.values, v.offsets, tables_of, v.slots,
-                v.slots if features_of is None else features_of, looked if tickets is None else tickets, v.lost,
-                v.lost_of, v.counts, looked, missed, bad_bags, v.n, v.batch, features, v.stamp,
-            ),
+            kernels.find, (batch.find_blocks, copies), arguments,
             INSERT=insert, NAME=features_of is not None, TALLY=counted is not None, BLOCK=_FIND_BLOCK,
             STEPS=steps_of(features), STAMP=stamped, TICKET=tickets is not None,
         )  # fmt: skip
 
-    def claim(self, v: Any, refused: Tensor) -> Launch:
+    def claim(self, finding: Finding, refused: Tensor) -> Launch:
         """Entries for the keys that were not found. REQUIRES: room for them."""
-        return self._launch(
-            inserts.claim,
-            (v.walkers,),
-            (
-                self.anchor, self.tables, v.values, v.lost, v.lost_of, v.counts, v.won_at, refused, self._dummy, v.n,
-            ),
-            BLOCK=_LIST_BLOCK,
-        )  # fmt: skip
-
-    def find_lost(self, v: Any) -> Launch:
-        """Slots of the items that were missing, now that their keys are in."""
-        return self._launch(
-            inserts.find_lost,
-            (v.walkers,),
-            (self.anchor, self.tables, v.values, v.slots, v.lost, v.lost_of, v.counts, v.n),
-            BLOCK=_LIST_BLOCK,
+        batch, lists = finding
+        arguments = Claim(
+            anchor=self.anchor,
+            tables=self.tables,
+            values=batch.values,
+            lost=Lost(lists.lost, lists.lost_of, lists.counts),
+            won_at=lists.won_at,
+            refused=refused,
+            dummy=self._dummy,
+            n=batch.n,
         )
+        return self._launch(inserts.claim, (batch.walkers,), arguments, BLOCK=_LIST_BLOCK)
+
+    def find_lost(self, finding: Finding) -> Launch:
+        """Slots of the items that were missing, now that their keys are in."""
+        batch, lists = finding
+        arguments = FindLost(
+            anchor=self.anchor,
+            tables=self.tables,
+            values=batch.values,
+            slots=batch.slots,
+            lost=Lost(lists.lost, lists.lost_of, lists.counts),
+            n=batch.n,
+        )
+        return self._launch(inserts.find_lost, (batch.walkers,), arguments, BLOCK=_LIST_BLOCK)
 
     @staticmethod
-    def _launch(kernel: Any, grid: tuple[Any, ...], arguments: Sequence[Any], **constants: Any) -> Launch:
+    def _launch(kernel: Any, grid: tuple[Any, ...], arguments: tuple[Any, ...], **constants: Any) -> Launch:
         return Launch(kernel, grid, arguments, constants, {"num_warps": 1})
 
     # ---- one table

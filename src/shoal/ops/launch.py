@@ -2,13 +2,13 @@
 
 A step is a dozen launches of twenty arguments each, and Triton looks at every one. Here the launches of a call are a
 `Program`, made once for each kind of call: which kernels, with which arguments, of which few are *variables* that every
-call fills anew. The first call compiles the kernels; from then on the native core launches all of them in one go.
+call fills anew. What a kernel takes, and what a call brings, are records: see arguments.py. The first call compiles the
+kernels; from then on the native core launches all of them in one go.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.errors import DeviceError
+from shoal.ops.arguments import Kind, Record, Variable, flat, leaves
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _MOST_LAYOUTS = 32
@@ -32,65 +33,60 @@ def require(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class Variable:
-    """What every call of a program gives anew: a tensor, from the element `first` on, or a number."""
-
-    place: int
-    first: int = 0
-
-    def __getitem__(self, elements: slice) -> "Variable":
-        """The tensor from an element on, as torch writes it."""
-        assert elements.stop is None and elements.step is None
-        return Variable(self.place, self.first + int(elements.start or 0))
-
-
-def variables(*names: str) -> Any:
-    """A namespace of variables, whose values a call gives in this order."""
-    return SimpleNamespace(**{name: Variable(place) for place, name in enumerate(names)})
-
-
-@dataclass(frozen=True)
 class Launch:
     """One kernel: its grid, its arguments, its constants and options; grid and arguments may be variables.
 
-    REQUIRES: constants are the kernel's last parameters, and its numbers are not specialised on.
+    `arguments`: the kernel's record. REQUIRES: constants are the kernel's last parameters, and its numbers are not
+    specialised on.
     """
 
     kernel: Any
     grid: tuple[int | Variable, ...]
-    arguments: Sequence[Tensor | int | Variable]
+    arguments: tuple[Any, ...]
     constants: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        declared = [name for name, _kind in leaves(type(self.arguments))]
+        wanted = self.kernel.arg_names[: len(declared)]
+        assert declared == wanted, f"{self.kernel.__name__} takes {wanted}; its record says {declared}"
+
+    def named(self) -> Iterator[tuple[str, Kind, Any]]:
+        """The name, kind and value of each argument, in order."""
+        for (name, kind), value in zip(leaves(type(self.arguments)), flat(self.arguments), strict=True):
+            yield name, kind, value
 
 
 @dataclass(frozen=True)
 class Fill:
     """All of a tensor's elements the same, -1 or 0; so many words of 32 bits."""
 
-    tensor: Variable
+    tensor: Any  # a variable
     words: int | Variable
     value: int
 
 
 @dataclass(frozen=True)
 class Send:
-    """A tensor's copy to pinned memory of the host, and behind it an event (torch's; its handle once it has one)."""
+    """A tensor's copy to pinned memory of the host, and after it an event. Both are variables."""
 
-    to: Variable
+    to: Any
     tensor: Tensor
-    event: Variable
+    event: Any
 
 
 class Pieces:
-    """How several tensors, of these types and lengths, lie in one allocation."""
+    """How the tensors of a record lie in one allocation: `lengths` is that record, with lengths in place of tensors."""
 
-    __slots__ = ("begins", "bytes", "pieces")
+    __slots__ = ("begins", "bytes", "pieces", "places")
 
-    def __init__(self, *pieces: tuple[torch.dtype, int]) -> None:
-        self.pieces = pieces
+    def __init__(self, lengths: tuple[Any, ...]) -> None:
+        named = zip(leaves(type(lengths)), flat(lengths), strict=True)
+        self.pieces = [(kind.dtype, n) for (_name, kind), n in named]
+        self.places = {name: place for place, (name, _kind) in enumerate(leaves(type(lengths)))}
         self.begins = []
         at = 0
-        for dtype, n in pieces:
+        for dtype, n in self.pieces:
             self.begins.append(at)
             at += -(-dtype.itemsize * n // _PIECE_BYTES) * _PIECE_BYTES
         self.bytes = at
@@ -110,19 +106,26 @@ class Space:
         """A new allocation."""
         return cls(torch.empty(layout.bytes, dtype=torch.uint8, device=device), layout)
 
+    def as_(self, _record: type[Record]) -> Record:
+        """This, in the place of that record in a call."""
+        return cast(Record, self)
+
     def addresses(self) -> list[int]:
         """Where each piece begins."""
         at = self.buffer.data_ptr()
         return [at + begin for begin in self.layout.begins]
 
-    def tensor(self, number: int) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
         """A piece as a tensor."""
-        begin, (dtype, n) = self.layout.begins[number], self.layout.pieces[number]
-        return self.buffer[begin : begin + dtype.itemsize * n].view(dtype)
+        return self._piece(self.layout.places[name])
 
     def tensors(self) -> list[Tensor]:
         """Each piece as a tensor."""
-        return [self.tensor(number) for number in range(len(self.layout.pieces))]
+        return [self._piece(place) for place in range(len(self.layout.pieces))]
+
+    def _piece(self, place: int) -> Tensor:
+        begin, (dtype, n) = self.layout.begins[place], self.layout.pieces[place]
+        return self.buffer[begin : begin + dtype.itemsize * n].view(dtype)
 
 
 class Scratch:
@@ -153,28 +156,27 @@ class Program:
         self._launches = launches
         self._alone = alone
         self._native: Any = None
-        # Values that are no number or tensor, from the last one on, and what they stand for.
-        self._folded: list[tuple[int, Callable[[Any], list[int]]]] = []
+        self._folded: list[tuple[int, Callable[[Any], list[Any]]]] = []
 
-    def run(self, *values: Any) -> None:
-        """Launch all on the current stream: tensors, numbers, events. A Space stands for its pieces."""
+    def run(self, call: tuple[Any, ...]) -> None:
+        """Launch all on the current stream, with the values of the program's record. A Space stands for its pieces."""
         if self._native is None:
-            self._run_first(values)
+            self._run_first(call)
             return
-        flat = list(values)
+        values = list(call)
         for at, unfold in self._folded:
-            flat[at : at + 1] = unfold(flat[at])
-        self._native.run(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), flat)
+            values[at : at + 1] = unfold(values[at])
+        self._native.run(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), values)
 
-    def _run_first(self, values: Sequence[Any]) -> None:
-        flat: list[Any] = []
-        for value in values:
-            flat += value.tensors() if isinstance(value, Space) else [value]
+    def _run_first(self, call: tuple[Any, ...]) -> None:
+        values: list[Any] = []
+        for value in flat(call):
+            values += value.tensors() if isinstance(value, Space) else [value]
 
         def given(argument: Any) -> Any:
             if not isinstance(argument, Variable):
                 return argument
-            value: Any = flat[argument.place]
+            value: Any = values[argument.place]
             return value[argument.first :] if argument.first else value
 
         compiled: list[Any] = []
@@ -195,20 +197,42 @@ class Program:
             if 0 in grid:
                 complete = False  # the next call is a first one too
                 continue
-            arguments = [given(argument) for argument in launch.arguments]
+            arguments = []
+            for name, kind, argument in launch.named():
+                value = given(argument)
+                right = kind.takes(value.dtype) if isinstance(value, Tensor) else kind.usual == "i32"
+                assert right, f"{name} of {launch.kernel.__name__} is {kind}; got {value}"
+                arguments.append(value)
             compiled.append(launch.kernel[grid](*arguments, **launch.constants, **launch.options))
         if complete and not INTERPRETED and all(one is None or _is_plain(one) for one in compiled):
-            folded: list[tuple[int, Callable[[Any], list[int]]]] = []
-            for at, value in enumerate(values):
-                if isinstance(value, Space):
-                    folded.insert(0, (at, Space.addresses))
-                elif isinstance(value, torch.cuda.Event):
-                    folded.insert(0, (at, _handle))
-            self._folded = folded
+            self._folded = _folded(call)
             program = _native.Program(self._alone)
             for launch, made in zip(self._launches, compiled, strict=True):
                 _add(program, launch, made)
             self._native = program  # whole: lookups of other threads may be waiting for it
+
+
+def _folded(call: tuple[Any, ...]) -> list[tuple[int, Callable[[Any], list[Any]]]]:
+    """Where a call has values that are no number or tensor, from the last one on, and what makes such of them."""
+    return [(at, unfold) for at, value in reversed([*enumerate(call)]) if (unfold := _unfolding(value)) is not None]
+
+
+def _unfolding(value: Any) -> Callable[[Any], list[Any]] | None:
+    if isinstance(value, Space):
+        return Space.addresses
+    if isinstance(value, torch.cuda.Event):
+        return _handle
+    if not isinstance(value, tuple):
+        return None
+    folded = _folded(value)
+
+    def unfold(record: tuple[Any, ...]) -> list[Any]:
+        values = list(record)
+        for at, inner in folded:
+            values[at : at + 1] = inner(values[at])
+        return values
+
+    return unfold
 
 
 def _handle(event: Any) -> list[int]:
@@ -241,11 +265,11 @@ def _add(program: Any, launch: Launch | Fill | Send, compiled: Any) -> None:
         return
     types = compiled.src.signature
     arguments = []
-    for name, argument in zip(launch.kernel.arg_names, launch.arguments, strict=False):
-        kind = types[name]
-        assert kind != "constexpr", f"{name} of {launch.kernel.__name__} was specialised on"
+    for name, _kind, argument in launch.named():
+        spelled = types[name]
+        assert spelled != "constexpr", f"{name} of {launch.kernel.__name__} was specialised on"
         if isinstance(argument, Variable):
-            size = _size_of(kind) if argument.first else 0
+            size = _size_of(spelled) if argument.first else 0
             arguments.append((size * argument.first, argument.place))
         else:
             arguments.append((argument.data_ptr() if isinstance(argument, Tensor) else argument, -1))

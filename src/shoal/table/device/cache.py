@@ -5,28 +5,36 @@ used for longest give theirs up when it runs dry. Nothing of that asks the host.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.index.arguments import (
+    Asked,
+    Batch,
+    Choose,
+    ClaimAbove,
+    FindBelow,
+    Finding,
+    FoundLists,
+    GoBack,
+    Pin,
+    Seat,
+    Seated,
+    Settle,
+    Sweep,
+    Tiering,
+    TierLists,
+    TierNumbers,
+)
 from shoal.index.device import BUCKET_BYTES, ENTRIES, WALKERS, DeviceIndex
-from shoal.ops.launch import Launch, Variable, blocks, power_of_two
+from shoal.ops.arguments import Pointer, lengths
+from shoal.ops.launch import Launch, blocks, power_of_two
 from shoal.ops.move import triton as moves
 from shoal.ops.tier import triton as kernels
 from shoal.storage.hbm import DIRTY_FLAG, HbmStorage, Layout
-
-# What a lookup of tables with tiers wants of its caller beside FINDING: a list of the items that are not above, and
-# beside it whose they are, where their slots below are written and where an item won an entry above; and a list of the
-# slots that were won, where the rows are below, whose they are, and where their slots below are written. `counts` has
-# two more, at its end: how long the lists are. Keys stamped with `pinned_from` or more are in use, or will be;
-# with less than `held_from`, no batch at work has them. `sweepers`: programs
-# that go over all that is above. `movers`: programs that move rows.
-TIERING = (
-    "asked", "asked_of", "home_at", "won_above", "seated", "seated_from", "seated_of", "seated_at", "pinned_from",
-    "held_from", "sweepers", "movers",
-)  # fmt: skip
+from shoal.table.device.arguments import Exchange, Flush, Rehome, StepAside
 
 # Keys come and go in every batch, and most of those that are not there are asked for in vain: a find must end soon.
 UPPER_LOAD = 0.5
@@ -47,11 +55,15 @@ _BATCHES_BETWEEN = 16
 _FEW_IN = 512
 
 
-def tiering_pieces(total: int, keep: bool) -> list[tuple[torch.dtype, int]]:
-    """The lists of TIERING for so many items; where nobody keeps or places rows, the first two."""
-    rest = total if keep else 0
-    places = [(torch.int64, rest), (torch.int64, rest), *[(torch.int32, rest)] * 3, (torch.int64, rest)]
-    return [(torch.int32, total), (torch.int32, total), *places]
+def tier_lengths(total: int, keeps: bool = True, places: bool = True) -> TierLists:
+    """How long the lists are for so many items. Only a batch whose rows are kept or placed has more than the first two,
+    and only one whose rows are placed more than `home_at`."""
+    home = total if keeps else 0
+    rest = total if keeps and places else 0
+    return lengths(
+        TierLists, asked=total, asked_of=total, home_at=home, won_above=rest,
+        seated=rest, seated_from=rest, seated_of=rest, seated_at=rest,
+    )  # fmt: skip
 
 
 def bytes_above(layout: Layout, rows: int) -> int:
@@ -99,7 +111,7 @@ class UpperTier:
         return table in self._budgets
 
     def grids(self, items: int) -> tuple[int, int]:
-        """`sweepers` and `movers` of TIERING."""
+        """`sweepers` and `movers` of TierNumbers."""
         return self._sweepers, max(1, min(blocks(items, _LIST_BLOCK), _MOVERS))
 
     def follow(self) -> None:
@@ -229,79 +241,79 @@ class UpperTier:
 
     # ---- launches
 
-    def _asked(self, v: Any) -> Any:
-        """The variables with the list of what is not above as that of what is lost."""
-        length = v.counts[1 + len(self._storage.families) :]
-        return SimpleNamespace(**{**vars(v), "lost": v.asked, "lost_of": v.asked_of, "counts": length})
+    def tiering(self, batch: Batch, found: FoundLists, lists: TierLists, numbers: TierNumbers) -> Tiering:
+        """What the launches below take of a call. The list of what is not above is the first after the families'."""
+        families = len(self._storage.families)
+        return Tiering(batch, found, lists, numbers, found.counts[1 + families :], found.counts[2 + families :])
 
-    def _seated(self, v: Any) -> tuple[Variable, ...]:
-        """The list of slots that were won, and how long it is."""
-        length = v.counts[2 + len(self._storage.families) :]
-        return v.seated, v.seated_from, v.seated_of, v.seated_at, length
+    def _asked(self, t: Tiering) -> Asked:
+        return Asked(
+            anchor=self.anchor,
+            tables=self.index.tables,
+            tiers=self.tiers,
+            values=t.batch.values,
+            slots=t.batch.slots,
+            asked=t.lists.asked,
+            asked_of=t.lists.asked_of,
+            asked_count=t.asked_count,
+        )
+
+    def _seated(self, t: Tiering) -> Seated:
+        lists = t.lists
+        return Seated(lists.seated, lists.seated_from, lists.seated_of, lists.seated_at, t.seated_count)
+
+    def _swept(self, t: Tiering) -> Sweep:
+        return Sweep(self.anchor, self.index.tables, self.tiers, self._numbers, t.asked_count)
 
     def find(
-        self, v: Any, tables_of: Tensor, shape: tuple[int, int], features_of: Variable | None,
-        counted: tuple[Tensor, Tensor, Tensor] | None, stamped: bool, tickets: Variable | None,
+        self, t: Tiering, tables_of: Tensor, shape: tuple[int, int], features_of: Pointer | None,
+        counted: tuple[Tensor, Tensor, Tensor] | None, stamped: bool, tickets: Pointer | None,
     ) -> Launch:  # fmt: skip
         """Slots of all items whose rows are above, and a list of the others."""
-        return self.index.find(self._asked(v), tables_of, shape, True, features_of, counted, stamped, tickets)
+        missing = t.found._replace(counts=t.asked_count, lost=t.lists.asked, lost_of=t.lists.asked_of)
+        finding = Finding(t.batch, missing)
+        return self.index.find(finding, tables_of, shape, True, features_of, counted, stamped, tickets)
 
-    def find_below(self, v: Any, missed: Tensor, insert: bool, place: bool, keep: bool) -> Launch:
+    def find_below(self, t: Tiering, missed: Tensor, insert: bool, place: bool, keep: bool) -> Launch:
         """Slots below of the others."""
-        asked = self._asked(v)
-        return self._walk(
-            kernels.find_below,
-            (
-                self.anchor, self._below.tables, self.tiers, v.values, v.slots, asked.lost, asked.lost_of, asked.counts,
-                v.home_at, v.lost, v.lost_of, v.counts, missed, v.n,
-            ),
-            v, INSERT=insert, PLACE=place, KEEP=keep, BLOCK=_LIST_BLOCK,
-        )  # fmt: skip
+        arguments = FindBelow(
+            asked=self._asked(t)._replace(tables=self._below.tables),
+            home_at=t.lists.home_at,
+            lost=t.found.lost,
+            lost_of=t.found.lost_of,
+            lost_count=t.found.counts,
+            missed=missed,
+            n=t.batch.n,
+        )
+        return self._walk(kernels.find_below, arguments, t, INSERT=insert, PLACE=place, KEEP=keep, BLOCK=_LIST_BLOCK)
 
-    def place(self, v: Any) -> list[Launch]:
+    def place(self, t: Tiering) -> list[Launch]:
         """Slots above for the keys of the list that have a row."""
-        asked, tables = self._asked(v), self.index.tables
-        count = asked.counts
-        many = len(self._numbers)
-        common = (self.anchor, tables, self.tiers, v.values, v.slots, asked.lost, asked.lost_of, count)
+        asked, swept, lists = self._asked(t), self._swept(t), t.lists
+        chosen = Choose(swept, t.numbers.pinned_from)
+        claimed = ClaimAbove(asked, lists.home_at, lists.won_above, self._dummy, t.batch.n, t.numbers.held_from)
+        seat = Seat(asked, lists.home_at, lists.won_above, self._seated(t), t.batch.n, t.batch.stamp)
         return [
-            Launch(
-                kernels.choose, (many,), (self.anchor, tables, self.tiers, self._numbers, count, v.pinned_from),
-                {"SAMPLE": _SAMPLED_BUCKETS}, {"num_warps": 1},
-            ),
-            self._sweep(
-                kernels.take_victims, (self.anchor, tables, self.tiers, self._numbers, count), v, BLOCK=_SWEPT_ENTRIES
-            ),
-            self._walk(
-                kernels.claim_above,
-                (*common, v.home_at, v.won_above, self._dummy, v.n, v.held_from), v, BLOCK=_LIST_BLOCK,
-            ),
-            self._walk(
-                kernels.seat,
-                (*common, v.home_at, v.won_above, *self._seated(v), v.n, v.stamp),
-                v, BLOCK=_LIST_BLOCK,
-            ),
-        ]  # fmt: skip
+            Launch(kernels.choose, (len(self._numbers),), chosen, {"SAMPLE": _SAMPLED_BUCKETS}, {"num_warps": 1}),
+            self._sweep(kernels.take_victims, swept, t, BLOCK=_SWEPT_ENTRIES),
+            self._walk(kernels.claim_above, claimed, t, BLOCK=_LIST_BLOCK),
+            self._walk(kernels.seat, seat, t, BLOCK=_LIST_BLOCK),
+        ]
 
-    def settle(self, v: Any, place: bool) -> Launch:
+    def settle(self, t: Tiering, place: bool) -> Launch:
         """Slots of all items of the list; what is used in place is known to be."""
-        asked = self._asked(v)
-        return self._walk(
-            kernels.settle,
-            (
-                self.anchor, self.index.tables, self.tiers, v.values, v.slots, asked.lost, asked.lost_of, asked.counts,
-                v.home_at, v.won_above, v.n, v.stamp,
-            ),
-            v, PLACE=place, BLOCK=_LIST_BLOCK,
-        )  # fmt: skip
+        arguments = Settle(self._asked(t), t.lists.home_at, t.lists.won_above, t.batch.n, t.batch.stamp)
+        return self._walk(kernels.settle, arguments, t, PLACE=place, BLOCK=_LIST_BLOCK)
 
-    def pin(self, v: Any) -> Launch:
+    def pin(self, t: Tiering) -> Launch:
         """Stamp the rows below of the list."""
-        return self._walk(kernels.pin, (self.anchor, self._asked(v).counts, v.home_at, v.stamp), v, BLOCK=_LIST_BLOCK)
+        arguments = Pin(self.anchor, t.asked_count, t.lists.home_at, t.batch.stamp)
+        return self._walk(kernels.pin, arguments, t, BLOCK=_LIST_BLOCK)
 
-    def move(self, v: Any, births: Callable[[int, Mapping[str, Any]], Launch] | None) -> list[Launch]:
+    def move(self, t: Tiering, births: Callable[[int, Mapping[str, Any]], Launch] | None) -> list[Launch]:
         """Rows up and down; `births` makes the launch that writes a family's first rows, given what rows are like."""
-        asked, storage = self._asked(v), self._storage
+        storage, seated = self._storage, self._seated(t)
+        anchor, slabs, homes, below = self.anchor, storage.slabs, storage.homes, self._below.tables
         launches: list[Launch] = []
         families = sorted({self._families[table] for table in self._budgets})
         for family in families:
@@ -314,41 +326,34 @@ class UpperTier:
                 "R": power_of_two(words),
                 "BLOCK": max(1, min(16, _MOVED_WORDS // power_of_two(words))),
             }
-            held, warps = (self.anchor, storage.slabs, storage.homes), 4 if words <= _MOVED_WORDS else 8
+            warps = 4 if words <= _MOVED_WORDS else 8
             if births is not None:
                 launches.append(births(family, shape))
             rehomed = {name: shape[name] for name in ("FLAGS_AT", "SLAB_BITS", "ROW_WORDS")}
             rehomed |= {"AGES": self._tells_ages, "BLOCK": _LIST_BLOCK}
+            aside = StepAside(anchor, slabs, homes, below, self.tiers, seated, family)
+            exchange = Exchange(anchor, slabs, homes, below, seated, family)
+            flush = Flush(anchor, slabs, homes, self.index.tables, self.tiers, self._numbers, t.asked_count, family)
             launches += [
-                Launch(
-                    moves.step_aside, (v.walkers,),  # most often there is none, and the list must be walked
-                    (*held, self._below.tables, self.tiers, *self._seated(v), family), shape, {"num_warps": warps},
-                ),
-                self._walk(
-                    moves.rehome,
-                    (*held, self._below.tables, self.tiers, *self._seated(v), family, v.pinned_from), v, **rehomed,
-                ),
-                Launch(
-                    moves.exchange, (v.movers,), (*held, self._below.tables, *self._seated(v), family), shape,
-                    {"num_warps": warps},
-                ),
-            ]  # fmt: skip
-            arguments = (*held, self.index.tables, self.tiers, self._numbers, asked.counts, family)
-            launches.append(self._sweep(moves.flush, arguments, v, warps, **shape))
-        swept = (self.anchor, self.index.tables, self.tiers, self._numbers, asked.counts)
+                # Most often there is none, and the list must be walked.
+                Launch(moves.step_aside, (t.batch.walkers,), aside, shape, {"num_warps": warps}),
+                self._walk(moves.rehome, Rehome(aside, t.numbers.pinned_from), t, **rehomed),
+                Launch(moves.exchange, (t.numbers.movers,), exchange, shape, {"num_warps": warps}),
+                self._sweep(moves.flush, flush, t, warps, **shape),
+            ]
         return [
             *launches,
-            self._sweep(kernels.go_back, (*swept, self._dummy), v, 1, BLOCK=_SWEPT_BUCKETS),
-            self._sweep(kernels.clean, swept, v, 1, BLOCK=_SWEPT_BUCKETS),
+            self._sweep(kernels.go_back, GoBack(self._swept(t), self._dummy), t, 1, BLOCK=_SWEPT_BUCKETS),
+            self._sweep(kernels.clean, self._swept(t), t, 1, BLOCK=_SWEPT_BUCKETS),
         ]
 
     @staticmethod
-    def _walk(kernel: Any, arguments: Sequence[Any], v: Any, **constants: Any) -> Launch:
-        return Launch(kernel, (v.walkers,), arguments, constants, {"num_warps": 1})
+    def _walk(kernel: Any, arguments: tuple[Any, ...], t: Tiering, **constants: Any) -> Launch:
+        return Launch(kernel, (t.batch.walkers,), arguments, constants, {"num_warps": 1})
 
-    def _sweep(self, kernel: Any, arguments: Sequence[Any], v: Any, warps: int = 4, **constants: Any) -> Launch:
+    def _sweep(self, kernel: Any, arguments: tuple[Any, ...], t: Tiering, warps: int = 4, **constants: Any) -> Launch:
         """Over all that is above: most often there is nothing to do."""
-        return Launch(kernel, (v.sweepers, len(self._numbers)), arguments, constants, {"num_warps": warps})
+        return Launch(kernel, (t.numbers.sweepers, len(self._numbers)), arguments, constants, {"num_warps": warps})
 
 
 class Traffic:

@@ -2,16 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shoal.index.device import FINDING, finding_grids
-from shoal.ops.launch import Fill, Launch, Pieces, Space, kind_of, variables
+from shoal.index.arguments import Batch, Finding, FoundLists, TierLists, TierNumbers
+from shoal.index.device import finding_grids
+from shoal.ops.arguments import lengths, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Space, kind_of
+from shoal.table.device.cache import tier_lengths
 from shoal.table.device.plan import DevicePlan
 from shoal.table.device.rows import DeviceRows, Pins
 
-_LISTS = ("asked", "asked_of", "home_at")
+
+class _Lists(NamedTuple):
+    found: FoundLists
+    tier: TierLists
+
+
+class _Call(NamedTuple):
+    batch: Batch
+    lists: _Lists
 
 
 @dataclass(frozen=True)
@@ -28,43 +40,46 @@ class MissingKeys:
 
     def __init__(self, rows: DeviceRows) -> None:
         self._rows = rows
-        self._v = variables(*FINDING, *_LISTS)
+        self._v = variables(_Call)
         self._is_deep = torch.zeros(len(rows.configs), dtype=torch.bool, device=rows.device)
         self._is_deep[torch.tensor(sorted(rows.deep), dtype=torch.int64, device=rows.device)] = True
 
     def launch(self, plan: DevicePlan, values: Tensor, offsets: Tensor, pins: Pins) -> Space:
-        """Begin to find them; the answer is for `read`, behind what is launched here."""
+        """Begin to find them; the answer is for `read`, once the device is done with what is launched here."""
         n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
         total = plan.copies * n
         slots = torch.empty(total, dtype=torch.int32, device=self._rows.device)
         layout = plan.layouts.of(("missing", n), lambda: self._pieces(plan, total))
         space = Space.of(layout, self._rows.device)
         program = plan.programs.of(("missing", kind_of(values, offsets)), False, lambda: self._launches(plan))
-        program.run(n, batch, *finding_grids(n, plan.copies), pins.stamp, values, offsets, slots, space)
+        brought = Batch(n, batch, *finding_grids(n, plan.copies), pins.stamp, values, offsets, slots)
+        program.run(_Call(brought, space.as_(_Lists)))
         return space
 
     def _pieces(self, plan: DevicePlan, total: int) -> Pieces:
         families, asked = len(self._rows.storage.families), total if plan.tiered else 0
-        return Pieces(
-            (torch.int32, 3 + families), (torch.int32, total), (torch.int32, total), (torch.int64, 0),
-            (torch.int32, asked), (torch.int32, asked), (torch.int64, asked),
-        )  # fmt: skip
+        found = lengths(FoundLists, counts=3 + families, lost=total, lost_of=total, won_at=0)
+        tier = tier_lengths(asked, places=False)
+        return Pieces(_Lists(found, tier))
 
     def _launches(self, plan: DevicePlan) -> list[Launch | Fill]:
-        rows, v, shape = self._rows, self._v, (plan.copies, len(plan.names))
-        launches: list[Launch | Fill] = [Fill(v.counts, 3 + len(rows.storage.families), 0)]
+        rows, shape = self._rows, (plan.copies, len(plan.names))
+        batch, lists = self._v
+        launches: list[Launch | Fill] = [Fill(lists.found.counts, 3 + len(rows.storage.families), 0)]
         if not plan.tiered or rows.above is None:
-            return [*launches, rows.index.find(v, plan.tables_of, shape, insert=True, stamped=True)]
+            finding = Finding(batch, lists.found)
+            return [*launches, rows.index.find(finding, plan.tables_of, shape, insert=True, stamped=True)]
+        t = rows.above.tiering(batch, lists.found, lists.tier, TierNumbers(0, 0, 0, 0))  # nothing is placed
         return [
             *launches,
-            rows.above.find(v, plan.tables_of, shape, None, None, stamped=True, tickets=None),
-            rows.above.find_below(v, rows.uncounted, insert=True, place=False, keep=True),
-            rows.above.pin(v),
+            rows.above.find(t, plan.tables_of, shape, None, None, stamped=True, tickets=None),
+            rows.above.find_below(t, rows.uncounted, insert=True, place=False, keep=True),
+            rows.above.pin(t),
         ]
 
     def read(self, space: Space, values: Tensor) -> Mapping[int, Missing]:
         """By table, the keys of tables with a storage. Waits for the device."""
-        counts, lost, lost_of = (space.tensor(number) for number in range(3))
+        counts, lost, lost_of = (space.tensor(name) for name in ("counts", "lost", "lost_of"))
         total = int(counts[0])
         if not total:
             return {}

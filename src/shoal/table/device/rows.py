@@ -10,7 +10,7 @@ there.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +20,18 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Constant, Dram, Hbm, Normal, Table, Uniform, Zeros, format_size
 from shoal.errors import CapacityError, OutOfMemoryError
-from shoal.index.device import BUCKET_BYTES, FINDING, DeviceIndex, finding_grids
+from shoal.index.arguments import Batch, Finding, FoundLists, Lost, Tiering
+from shoal.index.device import BUCKET_BYTES, DeviceIndex, finding_grids
 from shoal.ops.apply.triton import COUNT_COLUMNS
+from shoal.ops.arguments import I32, Int, Pointer, Variable, lengths, variables
 from shoal.ops.birth import triton as birth_kernels
 from shoal.ops.find.triton import MOST_ROWS
-from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, Space, Variable, blocks, power_of_two, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, blocks, power_of_two
 from shoal.ops.move import triton as moves
 from shoal.ops.rows import triton as row_kernels
 from shoal.storage.hbm import HbmStorage, Layout
 from shoal.storage.pinned import pinned_bytes
+from shoal.table.device.arguments import Bear, Birth, FirstRows
 from shoal.table.device.cache import UpperTier
 from shoal.table.device.counts import Ledger
 from shoal.table.device.stamps import NO_BATCH, Stamps
@@ -42,6 +45,7 @@ TRITON_TYPES = {
 _UNLIMITED = 2**31 - 1
 _BATCHES_AHEAD = 4
 _LEAST_GROWTH = 1024  # rows
+_BIRTH_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 # What a table without Hbm or Dram among its tiers has of device memory to work in.
@@ -80,6 +84,22 @@ def last_tier(config: Table) -> str:
 def signed(word: int) -> int:
     """A 64-bit word as torch stores it."""
     return word - 2**64 if word >= 2**63 else word
+
+
+class FreeSlots(NamedTuple):
+    """By family, the slots that no row has, and how many they are."""
+
+    free: tuple[I32, ...]
+    supply: tuple[Int, ...]
+
+
+class InsertCall(NamedTuple):
+    """What a call brings that inserts keys of one table."""
+
+    free: FreeSlots
+    batch: Batch
+    lists: FoundLists
+    tables_of: I32
 
 
 @dataclass(frozen=True)
@@ -367,44 +387,38 @@ class DeviceRows:
         if self.above is not None:
             self.above.restamp(firsts)
 
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """What `find` wants of its caller: each family's free slots and how many they are, and FINDING."""
-        families = range(len(self.storage.families))
-        return (*(f"free{family}" for family in families), *(f"supply{family}" for family in families), *FINDING)
+    def free_slots(self) -> FreeSlots:
+        """Each family's free slots, and how many they are."""
+        free = tuple(family.free for family in self.storage.families)
+        return FreeSlots(free, tuple(one.numel() for one in free))
 
-    def values(
-        self, values: Tensor, offsets: Tensor, slots: Tensor, space: Space, batch: int, copies: int, stamp: int = 0
-    ) -> list[Tensor | Space | int]:
-        """Their values; `space` begins with `finding_pieces`."""
+    def batch(self, values: Tensor, offsets: Tensor, slots: Tensor, batch: int, copies: int, stamp: int = 0) -> Batch:
+        """What a call brings of a batch."""
         n = values.numel()
-        free = [family.free for family in self.storage.families]
-        supplies = [one.numel() for one in free]
-        return [*free, *supplies, n, batch, *finding_grids(n, copies), stamp, values, offsets, slots, space]
+        return Batch(n, batch, *finding_grids(n, copies), stamp, values, offsets, slots)
 
-    def finding_pieces(self, total: int, insert: bool) -> list[tuple[torch.dtype, int]]:
-        """Counts and lists for so many items."""
+    def found_lengths(self, total: int, insert: bool) -> FoundLists:
+        """How long the counts and lists are for so many items."""
         most = total if insert else 0
-        lists = [(torch.int32, most), (torch.int32, most), (torch.int64, most)]
-        return [(torch.int32, 3 + len(self.storage.families)), *lists]
+        return lengths(FoundLists, counts=3 + len(self.storage.families), lost=most, lost_of=most, won_at=most)
 
     def find(
-        self, v: Any, tables_of: Tensor | Variable, shape: tuple[int, int], insert: bool,
-        features_of: Variable | None = None, count: bool = False, rows: bool = True, tickets: Variable | None = None,
+        self, free: FreeSlots, finding: Finding, tables_of: Tensor | Variable, shape: tuple[int, int], insert: bool,
+        features_of: Pointer | None = None, count: bool = False, rows: bool = True, tickets: Pointer | None = None,
         stamped: bool = False,
     ) -> list[Launch | Fill]:  # fmt: skip
         """Slots of a batch; where `insert`, keys that have no row get one; where `count`, tables count it.
 
-        Behind the index's own, `counts` has one for each family. Where not `rows`, slots are given out, and their rows
+        After the index's own, `counts` has one for each family. Where not `rows`, slots are given out, and their rows
         are left as they are. `tickets` gets that of items in no bag. Of tables with tiers: the slots below. Where
         `stamped`, keys that are found are.
         """
         counted = (self.tally[0], self.tally[1], self.ledger.bad_batches) if count else None
         launches: list[Launch | Fill] = [
-            Fill(v.counts, 1 + len(self.storage.families), 0),
-            self.index.find(v, tables_of, shape, insert, features_of, counted, stamped, tickets),
+            Fill(finding.lists.counts, 1 + len(self.storage.families), 0),
+            self.index.find(finding, tables_of, shape, insert, features_of, counted, stamped, tickets),
         ]
-        return [*launches, *self._insert(v, [rows] * len(self.storage.families))] if insert else launches
+        return [*launches, *self._insert(free, finding, [rows] * len(self.storage.families))] if insert else launches
 
     @property
     def _above(self) -> UpperTier:
@@ -412,42 +426,42 @@ class DeviceRows:
         return self.above
 
     def find_in_tiers(
-        self, v: Any, tables_of: Tensor, shape: tuple[int, int], insert: bool, place: bool, keep: bool,
-        features_of: Variable | None, tickets: Variable | None,
+        self, free: FreeSlots, t: Tiering, tables_of: Tensor, shape: tuple[int, int], insert: bool, place: bool,
+        keep: bool, features_of: Pointer | None, tickets: Pointer | None,
     ) -> list[Launch | Fill]:  # fmt: skip
         """The same where tables have tiers, counted. Where `place`, rows come up; where `keep`, they stay where they
-        are until the batch's backward. `v` has the variables of TIERING too."""
-        above = self._above
+        are until the batch's backward."""
+        above, finding = self._above, Finding(t.batch, t.found)
         counted = (self.tally[0], self.tally[3], self.ledger.bad_batches)
         launches: list[Launch | Fill] = [
-            Fill(v.counts, 3 + len(self.storage.families), 0),
-            above.find(v, tables_of, shape, features_of, counted, place or keep, tickets),
-            above.find_below(v, self.tally[1], insert, place, keep),
+            Fill(t.found.counts, 3 + len(self.storage.families), 0),
+            above.find(t, tables_of, shape, features_of, counted, place or keep, tickets),
+            above.find_below(t, self.tally[1], insert, place, keep),
         ]
         if insert:
-            launches += self._insert(v, [not family.below for family in self.storage.families])
+            launches += self._insert(free, finding, [not family.below for family in self.storage.families])
         if place:
-            launches += above.place(v)
+            launches += above.place(t)
         if place or keep:
-            launches.append(above.settle(v, place))
+            launches.append(above.settle(t, place))
         if place:
-            launches += above.move(v, partial(self._bear, v) if insert else None)
+            launches += above.move(t, partial(self._bear, finding) if insert else None)
         return launches
 
-    def place_ahead(self, v: Any, tables_of: Tensor, shape: tuple[int, int]) -> list[Launch | Fill]:
-        """Rows of a batch that will be looked up come up, where tables have tiers. `v` has FINDING and TIERING."""
+    def place_ahead(self, t: Tiering, tables_of: Tensor, shape: tuple[int, int]) -> list[Launch | Fill]:
+        """Rows of a batch that will be looked up come up, where tables have tiers."""
         above = self._above
         return [
-            Fill(v.counts, 3 + len(self.storage.families), 0),
-            above.find(v, tables_of, shape, None, None, stamped=True, tickets=None),
-            above.find_below(v, self.uncounted, insert=False, place=True, keep=False),
-            *above.place(v),
-            *above.move(v, None),
+            Fill(t.found.counts, 3 + len(self.storage.families), 0),
+            above.find(t, tables_of, shape, None, None, stamped=True, tickets=None),
+            above.find_below(t, self.uncounted, insert=False, place=True, keep=False),
+            *above.place(t),
+            *above.move(t, None),
         ]
 
-    def _insert(self, v: Any, rows: Sequence[bool]) -> list[Launch]:
-        births = [self._birth(v, family, own) for family, own in enumerate(rows)]
-        return [self.index.claim(v, self.ledger.refused), *births, self.index.find_lost(v)]
+    def _insert(self, free: FreeSlots, finding: Finding, rows: Sequence[bool]) -> list[Launch]:
+        births = [self._birth(free, finding, family, own) for family, own in enumerate(rows)]
+        return [self.index.claim(finding, self.ledger.refused), *births, self.index.find_lost(finding)]
 
     def _born(self, family: int) -> dict[str, Any]:
         """What a kernel that gives birth is compiled with."""
@@ -463,38 +477,58 @@ class DeviceRows:
             "S": power_of_two(max(layout.state_floats, 1)),
         }
 
-    def _birth(self, v: Any, family: int, rows: bool) -> Launch:
-        held, born = self.storage.families[family], self._born(family)
-        layout = held.layout
-        return Launch(
-            birth_kernels.birth,
-            (v.walkers,),
-            (
-                self.anchor, self.storage.slabs, self.index.tables, self.inits, self.scales, held.first_state,
-                self.normal, v.values, v.slots, v.lost, v.lost_of, v.counts, v.won_at,
-                getattr(v, f"free{family}"), getattr(v, f"supply{family}"), self.ledger.taken[family:],
-                self.ledger.keys, self.ledger.refused, self.steps,
-                v.n, family, layout.weight_stride, layout.tail_stride, v.stamp,
-            ),
-            {**born, "BLOCK": max(1, min(128, 4096 // max(born["D"], born["S"]))), "ROWS": rows},
-            {"num_warps": 4, "enable_fp_fusion": False},
-        )  # fmt: skip
+    def _first_rows_of(self, family: int) -> FirstRows:
+        return FirstRows(self.inits, self.scales, self.storage.families[family].first_state, self.normal)
 
-    def _bear(self, v: Any, family: int, shape: Mapping[str, Any]) -> Launch:
+    def _birth(self, free: FreeSlots, finding: Finding, family: int, rows: bool) -> Launch:
+        born, layout = self._born(family), self.storage.families[family].layout
+        batch, lists = finding
+        arguments = Birth(
+            anchor=self.anchor,
+            slabs=self.storage.slabs,
+            tables=self.index.tables,
+            first_rows=self._first_rows_of(family),
+            values=batch.values,
+            slots=batch.slots,
+            lost=Lost(lists.lost, lists.lost_of, lists.counts),
+            won_at=lists.won_at,
+            free=free.free[family],
+            supply=free.supply[family],
+            taken=self.ledger.taken[family:],
+            counts=self.ledger.keys,
+            refused=self.ledger.refused,
+            steps=self.steps,
+            n=batch.n,
+            family=family,
+            weight_stride=layout.weight_stride,
+            tail_stride=layout.tail_stride,
+            stamp=batch.stamp,
+        )
+        constants = {**born, "BLOCK": max(1, min(128, 4096 // max(born["D"], born["S"]))), "ROWS": rows}
+        return Launch(birth_kernels.birth, (batch.walkers,), arguments, constants, _BIRTH_OPTIONS)
+
+    def _bear(self, finding: Finding, family: int, shape: Mapping[str, Any]) -> Launch:
         """First rows of keys that were born below, wherever their slots are."""
-        held, tiers = self.storage.families[family], self._above.tiers
-        layout = held.layout
-        return Launch(
-            moves.bear,
-            (v.walkers,),
-            (
-                self.anchor, self.storage.slabs, self.storage.homes, self.index.tables, tiers, self.inits,
-                self.scales, held.first_state, self.normal, self.steps, v.values, v.slots, v.lost, v.lost_of, v.counts,
-                v.won_at, v.n, family, layout.weight_stride, layout.tail_stride,
-            ),
-            {**self._born(family), **shape},
-            {"num_warps": 4, "enable_fp_fusion": False},
-        )  # fmt: skip
+        layout = self.storage.families[family].layout
+        batch, lists = finding
+        arguments = Bear(
+            anchor=self.anchor,
+            slabs=self.storage.slabs,
+            homes=self.storage.homes,
+            tables=self.index.tables,
+            tiers=self._above.tiers,
+            first_rows=self._first_rows_of(family),
+            steps=self.steps,
+            values=batch.values,
+            slots=batch.slots,
+            lost=Lost(lists.lost, lists.lost_of, lists.counts),
+            won_at=lists.won_at,
+            n=batch.n,
+            family=family,
+            weight_stride=layout.weight_stride,
+            tail_stride=layout.tail_stride,
+        )
+        return Launch(moves.bear, (batch.walkers,), arguments, {**self._born(family), **shape}, _BIRTH_OPTIONS)
 
     def first_rows(self, table: int, keys: Tensor) -> Tensor:
         """The rows that keys are born with, float32 [n, dim]."""
@@ -523,14 +557,15 @@ class DeviceRows:
         offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
         tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
         slots = torch.empty(n, dtype=torch.int32, device=self.device)
-        v = variables(*self.variables, "tables_of")
+        v = variables(InsertCall, len(self.storage.families))
         program = self._programs.of(
             ("insert", keys.data_ptr() % 16, rows),
             True,
-            lambda: self.find(v, v.tables_of, (1, 1), insert=True, rows=rows),
+            lambda: self.find(v.free, Finding(v.batch, v.lists), v.tables_of, (1, 1), insert=True, rows=rows),
         )
-        space = self.scratch.take(Pieces(*self.finding_pieces(n, insert=True)))
-        program.run(*self.values(keys, offsets, slots, space, 1, 1, stamp), tables_of)
+        space = self.scratch.take(Pieces(self.found_lengths(n, insert=True)))
+        batch = self.batch(keys, offsets, slots, 1, 1, stamp)
+        program.run(InsertCall(self.free_slots(), batch, space.as_(FoundLists), tables_of))
         return slots
 
     def find_rows(self, table: int, keys: Tensor) -> Tensor:

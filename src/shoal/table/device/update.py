@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +12,24 @@ from torch import Tensor
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
 from shoal.ops.apply.triton import HYPER_COLUMNS
-from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two, variables
+from shoal.ops.arguments import F32, I32, I64, Event, Floats, Host, Int, Ints, SomeF32, SomeI64, lengths, variables
+from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.sort import Sorter
 from shoal.ops.update import triton as kernels
+from shoal.ops.update.arguments import (
+    Aim,
+    Applied,
+    Deal,
+    Dealt,
+    Listed,
+    Long,
+    Touch,
+    Update,
+    UpdateLong,
+    UpdateSingle,
+    WeightGradients,
+)
 from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
 from shoal.storage.hbm import Layout
 from shoal.table.device.lookup import Looked
@@ -132,6 +146,55 @@ class _Shape:
         return _Shape(max(1, min(16, 1024 // d)), 1, 1, 2**31 - 1)
 
 
+class _Space(NamedTuple):
+    sorted: I32
+    order: I64
+    counts: I32  # rows of one item, pieces of others, and by family rows of several pieces
+    dealt: I64
+    dealt_shares: F32
+    dealt_keys: I64
+    pieces: I32
+    piece_slots: I32
+    piece_tickets: I64
+    sums: F32
+    sum_counts: F32
+    long_rows: I32
+
+
+class _Call(NamedTuple):
+    tickets: I64
+    item_shares: SomeF32
+    values: Ints
+    grads: Floats
+    moved: SomeI64
+    scores: I64
+    inverse_scale: F32
+    skip: I32
+    space: _Space
+    total: Int
+    n: Int
+    deal_blocks: Int
+    long_walkers: Int
+    single_blocks: tuple[Int, ...]  # by family
+    update_blocks: tuple[Int, ...]  # by family
+    ledger_copy: Host
+    ledger_event: Event
+
+
+class _ByItem(NamedTuple):
+    """A call of a kernel that looks at items one by one; what it does not take is any tensor."""
+
+    slots: I32
+    values: Ints
+    offsets: Ints
+    steps: I64
+    out: Floats
+    grads: Floats
+    n: Int
+    batch: Int
+    blocks: Int
+
+
 class Updates:
     """The programs of backwards."""
 
@@ -146,16 +209,8 @@ class Updates:
         self._shapes = [_Shape.of(family.layout) for family in rows.storage.families]
         self._single_shapes = [_Shape.of_single(family.layout) for family in rows.storage.families]
         self._keyed = any(config.dtype != "float32" for config in rows.configs)
-        families = range(len(rows.storage.families))
-        self._v = variables(
-            "tickets", "item_shares", "values", "grads", "moved", "scores", "inverse_scale", "skip",
-            "sorted", "order", "counts", "dealt", "dealt_shares", "dealt_keys", "pieces", "piece_slots",
-            "piece_tickets", "sums", "sum_counts", "long_rows",
-            "total", "n", "deal_blocks", "long_walkers", *(f"single_blocks{family}" for family in families),
-            *(f"update_blocks{family}" for family in families),
-            "ledger_copy", "ledger_event",
-        )  # fmt: skip
-        self._by_item = variables("slots", "values", "offsets", "steps", "out", "grads", "n", "batch", "blocks")
+        self._v = variables(_Call, len(rows.storage.families))
+        self._by_item = variables(_ByItem)
 
     def run(
         self, looked: Looked, grads: Sequence[Tensor], scores: Tensor | None, inverse_scale: Tensor | None = None,
@@ -183,39 +238,62 @@ class Updates:
             True,
             lambda: self._launches(plan, aligned, moved, shared, scaled),
         )
+        ledger_copy, ledger_event = rows.ledger.next()
+        shapes = zip(self._single_shapes, self._shapes, strict=True)
+        programs = [
+            (
+                min(single.most_programs, blocks(singles, single.rows)),
+                min(several.most_programs, blocks(total, 2 * several.rows)),
+            )
+            for single, several in shapes
+        ]
         program.run(
-            looked.tickets, targets if looked.shares is None else looked.shares, looked.values,
-            gradients.base, targets if gradients.moved is None else gradients.moved,
-            self._steps_now if scores is None else scores,
-            self._no_scale if inverse_scale is None else inverse_scale, self._no_skip if skip is None else skip,
-            space, total, looked.values.numel(), max(1, blocks(total, _DEALT)), min(WALKERS, chunks),
-            *(min(shape.most_programs, blocks(singles, shape.rows)) for shape in self._single_shapes),
-            *(min(shape.most_programs, blocks(total, 2 * shape.rows)) for shape in self._shapes),
-            *rows.ledger.next(),
-        )  # fmt: skip
+            _Call(
+                tickets=looked.tickets,
+                item_shares=targets if looked.shares is None else looked.shares,
+                values=looked.values,
+                grads=gradients.base,
+                moved=targets if gradients.moved is None else gradients.moved,
+                scores=self._steps_now if scores is None else scores,
+                inverse_scale=self._no_scale if inverse_scale is None else inverse_scale,
+                skip=self._no_skip if skip is None else skip,
+                space=space.as_(_Space),
+                total=total,
+                n=looked.values.numel(),
+                deal_blocks=max(1, blocks(total, _DEALT)),
+                long_walkers=min(WALKERS, chunks),
+                single_blocks=tuple(single for single, _ in programs),
+                update_blocks=tuple(several for _, several in programs),
+                ledger_copy=ledger_copy,
+                ledger_event=ledger_event,
+            )
+        )
         rows.sent()
 
     def _pieces(self, total: int, chunks: int, shared: bool) -> Pieces:
         families = self._rows.storage.families
         widest = max(power_of_two(family.layout.dim) for family in families)
         return Pieces(
-            (torch.int32, total),
-            (torch.int64, total),
-            (torch.int32, 2 + len(families)),
-            (torch.int64, total),
-            (torch.float32, total if shared else 0),
-            (torch.int64, total if self._keyed else 0),
-            (torch.int32, total),
-            (torch.int32, total),
-            (torch.int64, total),
-            (torch.float32, 2 * chunks * widest),
-            (torch.float32, 2 * chunks),
-            (torch.int32, chunks),
+            lengths(
+                _Space,
+                sorted=total,
+                order=total,
+                counts=2 + len(families),
+                dealt=total,
+                dealt_shares=total if shared else 0,
+                dealt_keys=total if self._keyed else 0,
+                pieces=total,
+                piece_slots=total,
+                piece_tickets=total,
+                sums=2 * chunks * widest,
+                sum_counts=2 * chunks,
+                long_rows=chunks,
+            )
         )
 
     def _sort(self, looked: Looked, targets: Tensor, space: Space) -> None:
         """The slots to update, sorted, and their items: those of one row in the order of its table's features."""
-        ordered, order = space.tensor(0), space.tensor(1)
+        ordered, order = space.tensor("sorted"), space.tensor("order")
         if looked.plan.in_feature_order:
             self._sorter.sort(targets, ordered, order)
             return
@@ -232,7 +310,7 @@ class Updates:
         features = len(plan.names)
 
         def launches() -> list[Launch]:
-            arguments = (v.slots, plan.tables_of, v.offsets, v.out, v.n, v.batch, features)
+            arguments = Aim(v.slots, plan.tables_of, v.offsets, targets=v.out, n=v.n, batch=v.batch, features=features)
             constants = {"STEPS": steps_of(features), "BLOCK": _BY_ITEM}
             return [Launch(kernels.aim, (v.blocks, plan.copies), arguments, constants)]
 
@@ -248,10 +326,20 @@ class Updates:
             made = []
             for family in plan.families:
                 layout = rows.storage.families[family.family].layout
-                arguments = (
-                    rows.anchor, rows.storage.slabs, rows.index.tables, plan.tables_of, v.offsets, v.slots, v.steps,
-                    v.n, v.batch, features, family.family, layout.tail_stride,
-                )  # fmt: skip
+                arguments = Touch(
+                    anchor=rows.anchor,
+                    slabs=rows.storage.slabs,
+                    tables=rows.index.tables,
+                    tables_of=plan.tables_of,
+                    offsets=v.offsets,
+                    slots=v.slots,
+                    steps=v.steps,
+                    n=v.n,
+                    batch=v.batch,
+                    features=features,
+                    family=family.family,
+                    tail_stride=layout.tail_stride,
+                )
                 constants = {
                     "SLAB_BITS": rows.storage.slab_bits,
                     "STATE": layout.state_floats,
@@ -274,10 +362,23 @@ class Updates:
             for family in plan.families:
                 layout = rows.storage.families[family.family].layout
                 d = power_of_two(layout.dim)
-                arguments = (
-                    rows.anchor, rows.storage.slabs, family.parts, rows.inits, rows.scales, rows.normal, v.values,
-                    v.offsets, v.slots, v.grads, v.out, v.n, v.batch, layout.weight_stride, plan.columns,
-                )  # fmt: skip
+                arguments = WeightGradients(
+                    anchor=rows.anchor,
+                    slabs=rows.storage.slabs,
+                    parts=family.parts,
+                    inits=rows.inits,
+                    scales=rows.scales,
+                    normal=rows.normal,
+                    values=v.values,
+                    offsets=v.offsets,
+                    slots=v.slots,
+                    grads=v.grads,
+                    out=v.out,
+                    n=v.n,
+                    batch=v.batch,
+                    weight_stride=layout.weight_stride,
+                    grad_stride=plan.columns,
+                )
                 constants = {
                     "WEIGHTS": TRITON_TYPES[layout.dtype],
                     "WEIGHT_BYTES": layout.weight_type.itemsize,
@@ -299,43 +400,65 @@ class Updates:
     ) -> None:  # fmt: skip
         n, unused = looked.values.numel(), looked.slots
         looked.plan.programs.of((what, looked.kind, kind_of(steps, grads)), False, launches).run(
-            looked.slots, looked.values, looked.offsets, unused if steps is None else steps,
-            unused if out is None else out, unused if grads is None else grads, n, looked.batch, blocks(n, _BY_ITEM),
-        )  # fmt: skip
+            _ByItem(
+                slots=looked.slots,
+                values=looked.values,
+                offsets=looked.offsets,
+                steps=unused if steps is None else steps,
+                out=unused if out is None else out,
+                grads=unused if grads is None else grads,
+                n=n,
+                batch=looked.batch,
+                blocks=blocks(n, _BY_ITEM),
+            )
+        )
 
     def _launches(
         self, plan: DevicePlan, aligned: bool, moved: bool, shared: bool, scaled: bool
     ) -> list[Launch | Fill | Send]:
-        rows, v = self._rows, self._v
-        deal = Launch(
-            kernels.deal,
-            (v.deal_blocks,),
-            (
-                v.sorted, v.order, v.tickets, plan.device_parts, v.moved, v.item_shares, v.values, v.dealt,
-                v.dealt_shares, v.dealt_keys, rows.steps, self._steps_now, plan.trained_mask, v.skip, rows.tally[2],
-                v.pieces, v.piece_slots, v.piece_tickets, v.counts, v.total, v.n, len(rows.configs),
-            ),
-            {
-                "MOVED": moved,
-                "SHARED": shared,
-                "KEYED": self._keyed,
-                "SCALED": scaled,
-                "BLOCK": _DEALT,
-            },
-        )  # fmt: skip
-        # How many rows of one item there are, how many pieces of others, and in each family how many rows of several.
-        launches: list[Launch | Fill | Send] = [Fill(v.counts, 2 + len(rows.storage.families), 0), deal]
+        rows, v, space = self._rows, self._v, self._v.space
+        deal = Deal(
+            sorted_slots=space.sorted,
+            order=space.order,
+            tickets=v.tickets,
+            parts=plan.device_parts,
+            moved=v.moved,
+            item_shares=v.item_shares,
+            values=v.values,
+            dealt=self._dealt(),
+            steps=rows.steps,
+            steps_now=self._steps_now,
+            trained=plan.trained_mask,
+            skip=v.skip,
+            skipped=rows.tally[2],
+            listed=self._listed(),
+            total=v.total,
+            n=v.n,
+            tables=len(rows.configs),
+        )
+        modes = {"MOVED": moved, "SHARED": shared, "KEYED": self._keyed, "SCALED": scaled, "BLOCK": _DEALT}
+        launches: list[Launch | Fill | Send] = [
+            Fill(space.counts, 2 + len(rows.storage.families), 0),
+            Launch(kernels.deal, (v.deal_blocks,), deal, modes),
+        ]
         for family in plan.families:
             if family.family in self._settings.kinds:
                 launches += self._family(family.family, aligned, shared, scaled)
         return [*launches, Send(v.ledger_copy, rows.ledger.device, v.ledger_event)]
 
+    def _dealt(self) -> Dealt:
+        space = self._v.space
+        return Dealt(space.dealt, space.dealt_shares, space.dealt_keys)
+
+    def _listed(self) -> Listed:
+        space = self._v.space
+        return Listed(space.pieces, space.piece_slots, space.piece_tickets, space.counts)
+
     def _family(self, family: int, aligned: bool, shared: bool, scaled: bool) -> list[Launch]:
-        rows, settings, v = self._rows, self._settings, self._v
+        rows, settings, v, space = self._rows, self._settings, self._v, self._v.space
         layout, storage = rows.storage.families[family].layout, rows.storage
         d, shape = power_of_two(layout.dim), self._shapes[family]
-        single = self._single_shapes[family]
-        long_count = v.counts[2 + family :]
+        single_shape = self._single_shapes[family]
         reduce = {"REDUCE": settings.reductions[family]}
         step = {"STEP": settings.kinds[family], "PLAIN": settings.plain[family], "SCALED": scaled}
         stored = {
@@ -347,41 +470,74 @@ class Updates:
             "STATE": layout.state_floats,
         }
         given = {"SHARED": shared, "ALIGNED": aligned, "ALONE": len(storage.families) == 1}
+        applied = Applied(settings.device, rows.inits, self._steps_now, v.scores, rows.update_counts)
+        long = Long(space.sums, space.sum_counts, space.long_rows, space.counts[2 + family :])
+        single = UpdateSingle(
+            anchor=rows.anchor,
+            slabs=storage.slabs,
+            families=storage.family_of,
+            applied=applied,
+            dealt_shares=space.dealt_shares,
+            dealt_keys=space.dealt_keys,
+            grads=v.grads,
+            listed=self._listed(),
+            told=rows.ledger.single_rows,
+            inverse_scale=v.inverse_scale,
+            skip=v.skip,
+            family=family,
+            weight_stride=layout.weight_stride,
+            tail_stride=layout.tail_stride,
+        )
+        several = Update(
+            anchor=rows.anchor,
+            slabs=storage.slabs,
+            families=storage.family_of,
+            applied=applied,
+            sorted_slots=space.sorted,
+            dealt=self._dealt(),
+            grads=v.grads,
+            listed=self._listed(),
+            long=long,
+            inverse_scale=v.inverse_scale,
+            skip=v.skip,
+            total=v.total,
+            family=family,
+            weight_stride=layout.weight_stride,
+            tail_stride=layout.tail_stride,
+        )
+        longest = UpdateLong(
+            anchor=rows.anchor,
+            slabs=storage.slabs,
+            applied=applied,
+            sorted_slots=space.sorted,
+            dealt=space.dealt,
+            dealt_keys=space.dealt_keys,
+            long=long,
+            skip=v.skip,
+            total=v.total,
+            weight_stride=layout.weight_stride,
+            tail_stride=layout.tail_stride,
+        )
         return [
             Launch(
                 kernels.update_single,
-                (getattr(v, f"single_blocks{family}"),),
-                (
-                    rows.anchor, storage.slabs, storage.family_of, settings.device, rows.inits, self._steps_now,
-                    v.scores, rows.update_counts, v.dealt_shares, v.dealt_keys, v.grads, v.pieces, v.piece_slots,
-                    v.piece_tickets, v.counts, rows.ledger.single_rows, v.inverse_scale, v.skip, family,
-                    layout.weight_stride, layout.tail_stride,
-                ),
-                {**step, **reduce, **given, **stored, "ROWS": single.rows},
-                {"num_warps": single.warps},
+                (v.single_blocks[family],),
+                single,
+                {**step, **reduce, **given, **stored, "ROWS": single_shape.rows},
+                {"num_warps": single_shape.warps},
             ),
             Launch(
                 kernels.update,
-                (getattr(v, f"update_blocks{family}"),),
-                (
-                    rows.anchor, storage.slabs, storage.family_of, settings.device, rows.inits, self._steps_now,
-                    v.scores, rows.update_counts, v.sorted, v.dealt, v.dealt_shares, v.dealt_keys, v.grads, v.pieces,
-                    v.piece_slots, v.piece_tickets, v.counts, v.sums, v.sum_counts, v.long_rows, long_count,
-                    v.inverse_scale, v.skip, v.total, family,
-                    layout.weight_stride, layout.tail_stride,
-                ),
+                (v.update_blocks[family],),
+                several,
                 {**step, **reduce, **given, **stored, "PIECES": shape.rows, "ITEMS": shape.items},
                 {"num_warps": shape.warps},
             ),
             Launch(
                 kernels.update_long,
                 (v.long_walkers,),
-                (
-                    rows.anchor, storage.slabs, settings.device, rows.inits, self._steps_now, v.scores,
-                    rows.update_counts, v.sorted, v.dealt, v.dealt_keys, v.sums, v.sum_counts, v.long_rows, long_count,
-                    v.skip, v.total, layout.weight_stride, layout.tail_stride,
-                ),
+                longest,
                 {**step, **reduce, **stored, "SUMS": max(1, min(32, 4096 // d))},
                 {"num_warps": 4},
             ),
-        ]  # fmt: skip
+        ]
