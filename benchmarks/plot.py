@@ -16,7 +16,7 @@ from benchmarks import registry, summary
 from benchmarks.measure import OURS
 from benchmarks.record import RESULTS, Row, digits, newest, read
 
-COLORS = {OURS: "#0b6e99", "fbgemm": "#d98324", "fbgemm x 2": "#f0c48a", "torch": "#b33f40"}
+COLORS = {OURS: "#0b6e99", "shoal module": "#6fb1cf", "fbgemm": "#d98324", "fbgemm x 2": "#f0c48a", "torch": "#b33f40"}
 OTHER_COLORS = ["#7a7a7a", "#b5b5b5", "#5a8f5a", "#8f6bb0"]
 
 
@@ -107,7 +107,7 @@ def draw_suite(suite: str) -> pathlib.Path:
 
 
 def draw_summary(rows: Mapping[str, Iterable[Row]]) -> pathlib.Path:
-    """Draws the six numbers of the README, with their stamp in the PNG's metadata. Returns the picture's path."""
+    """Draws the six numbers of the README, which the PNG's metadata also has as text. Returns the picture's path."""
     path = RESULTS / "summary.png"
     found = summary.measured(rows)
     figure = plt.figure(figsize=(11, 5.6), layout="constrained")
@@ -117,12 +117,12 @@ def draw_summary(rows: Mapping[str, Iterable[Row]]) -> pathlib.Path:
     for panel in panels[len(found) :]:
         panel.set_axis_off()
     figure.suptitle("Shorter is better. Medians, as measured; whiskers are p20 to p80", fontsize=9)
-    figure.savefig(path, dpi=110, metadata={STAMP: summary.last_run(found)})
+    figure.savefig(path, dpi=110, metadata={NUMBERS: summary.table(found)})
     plt.close(figure)
     return path
 
 
-STAMP = "Up-To"  # the key in a PNG's metadata that says how new its newest run is
+NUMBERS = "Numbers"  # the key in a PNG's metadata for the numbers that it shows
 
 
 def _summary_bars(panel: Axes, one: summary.Measured) -> None:

@@ -79,14 +79,7 @@ def render(suite: str, rows: Sequence[Row]) -> str:
 def render_summary(rows: Mapping[str, Sequence[Row]]) -> str:
     """Returns a table with the six numbers of the README."""
     found = summary.measured(rows)
-    if not found:
-        return NONE
-    lines = ["| | Shoal | others |", "|---|---|---|"]
-    for one in found:
-        _, *names = one.names
-        others = [f"{name} {digits(row.p50)}" for name, row in zip(names, one.others, strict=True)]
-        lines.append(f"| {one.number.title} | {digits(one.ours.p50)} {one.ours.unit} | {'; '.join(others)} |")
-    return "\n".join([f"<!-- up to {summary.last_run(found)} -->", *lines, ""])
+    return summary.table(found) if found else NONE
 
 
 def _up_to(rows: Sequence[Row], stamp: str | None) -> list[Row]:
@@ -111,12 +104,6 @@ def is_summary_current(text: str, rows: Mapping[str, Sequence[Row]]) -> bool:
         return False
     stamp = _stamp_of(block[0])
     return block[0] == render_summary({suite: _up_to(some, stamp) for suite, some in rows.items()})
-
-
-def summary_stamp(text: str) -> str | None:
-    """Returns up to when the CSVs were read for the six numbers in `text`."""
-    block = block_of(SUMMARY).search(text)
-    return None if block is None else _stamp_of(block[0])
 
 
 def rows_of(suites: Sequence[str]) -> dict[str, list[Row]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measure import OURS
-from benchmarks.record import Row, newest
+from benchmarks.record import Row, digits, newest
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,11 @@ NUMBERS = (
         "Training step on a GPU, Adam",
         "gpu",
         "A train adam",
-        {"fbgemm": "FBGEMM", "fbgemm unchecked": "FBGEMM without bounds check"},
+        {
+            "shoal module": "Shoal with its collection",
+            "fbgemm": "FBGEMM",
+            "fbgemm unchecked": "FBGEMM without bounds check",
+        },
     ),
     Number(
         "Training step, three quarters of the rows on disk",
@@ -84,6 +88,11 @@ def measured(rows: Mapping[str, Iterable[Row]]) -> list[Measured]:
     return found
 
 
-def last_run(numbers: Sequence[Measured]) -> str:
-    """Returns when the newest of these runs was."""
-    return max(one.ours.when for one in numbers)
+def table(numbers: Sequence[Measured]) -> str:
+    """Returns the numbers as a table, with the time of the newest run in its first line."""
+    lines = ["| | Shoal | others |", "|---|---|---|"]
+    for one in numbers:
+        _, *names = one.names
+        others = [f"{name} {digits(row.p50)}" for name, row in zip(names, one.others, strict=True)]
+        lines.append(f"| {one.number.title} | {digits(one.ours.p50)} {one.ours.unit} | {'; '.join(others)} |")
+    return "\n".join([f"<!-- up to {max(one.ours.when for one in numbers)} -->", *lines, ""])
