@@ -18,17 +18,20 @@ from shoal.table.changes import Mark
 
 
 class CommittedChanges:
-    """One commit of a log: what it says, and its changes, which are read when they are asked for."""
+    """One commit of a log: what it says, and its changes, which are read when `changes` is called.
+
+    damage: the damage that `changes` found; None where it found none.
+    """
 
     def __init__(
         self, files: Files, manifest: Manifest, whole: WholeCommit, segment: SegmentFile | None = None
     ) -> None:
         self._files = files
         self._manifest = manifest
-        self._segment = segment  # kept open, as others may remove it; None where it is opened when it is read
+        self._segment = segment  # kept open, as others may remove it; None: opened for each read
         self.whole = whole
         self.commit: Commit = whole.commit
-        self.damage: DamagedError | None = None  # that `changes` met
+        self.damage: DamagedError | None = None
 
     @property
     def version(self) -> int:
@@ -37,12 +40,12 @@ class CommittedChanges:
 
     @property
     def mark(self) -> Mark:
-        """Which commit it is: its version and its id. `tail` goes on from there."""
+        """The commit's version and id, from which `tail` goes on."""
         return self.commit.mark
 
     def changes(self, table: str | None = None) -> Iterator[TableChange]:
-        """Its changes in pieces, of one table or of all. A table that `commit.tables` says is replaced has no rows
-        but these."""
+        """Yields its changes in pieces, of one table or of all. These are all rows of a table of which
+        `commit.tables` says that it is replaced."""
         number = None if table is None else self._manifest.number_of(table)
         if table is not None and number is None:
             raise no_table(self._files, [layout.name for layout in self._manifest.layouts], table)
@@ -80,7 +83,7 @@ class CommittedChanges:
 
 
 def _decoded(segment: SegmentFile, place: Place, layout: Layout, where: str) -> TableChange:
-    """What a frame holds."""
+    """Returns the change that a frame holds."""
     require_explained(place.header, layout, where)
     data = segment.payload(place)
     if place.header.kind is Kind.PUTS:
@@ -89,6 +92,6 @@ def _decoded(segment: SegmentFile, place: Place, layout: Layout, where: str) -> 
 
 
 def no_table(files: Files, tables: list[str], table: str) -> NotFoundError:
-    """The error for a table that is not among those of a log or a version."""
+    """Returns the error for a table that is not among those of a log or a version."""
     has = ", ".join(map(repr, tables)) or "none"
     return NotFoundError(f"[log {files.root}] table: wanted one that is there: {has}; got {table!r:.100}.")

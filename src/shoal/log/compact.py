@@ -49,7 +49,7 @@ def compact(files: Files, retain: int = 2, progress: Callable[[int], None] = lam
         version = reader.at()
         if version is None:
             return None
-        if version.manifest.snapshots and not version.is_behind_snapshot:
+        if version.manifest.snapshots and not version.is_after_snapshot:
             return _retain_only(files, retain)
         if version.manifest.snapshots and version.manifest.snapshots[-1].version == version.commit.version:
             return None  # that snapshot is damaged, which a repair mends

@@ -31,7 +31,7 @@ def write_dense(
     skeleton, found = nested.flatten(states, where)
     header, pieces = tensors.encode(_on_host(found), {_SKELETON: json.dumps(skeleton)})
     path = files.dense_of(version)
-    remove_file(path)  # of a writer that died
+    remove_file(path)  # one of a writer that died
     file = _native.FileWriter.create(path)
     try:
         crc = file.append_checked(header, 0)
@@ -51,7 +51,7 @@ def _on_host(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_dense(path: FilePath, wanted: DenseFile, held: Any = None) -> dict[str, Any]:
-    """The state dicts of a file, checked. held: the file, where it is open already."""
+    """Returns the state dicts of a file, checked. held: the file, where it is open already."""
     size = size_of(path) if held is None else held.size()
     if size != wanted.bytes:
         got = "nothing" if size is None else f"{size} bytes"

@@ -8,7 +8,7 @@ from shoal.records.excerpt import excerpt
 
 T = TypeVar("T")
 _MOST = 2**63 - 1
-_REQUIRED = "required"  # names fields that a reader must know
+_REQUIRED = "required"  # names the fields that must be known to read the rest
 
 
 class Fields:
@@ -73,7 +73,8 @@ class Fields:
         return [read(f"{self.where}, {name} {at}", item) for at, item in enumerate(value)]
 
     def others(self, known: Iterable[str]) -> dict[str, Any]:
-        """The fields that are not known, to be kept. Raises CheckpointError where a reader must know one of them."""
+        """Returns the fields that are not known, which are kept. Raises CheckpointError where one of them must be
+        known."""
         others = {name: one for name, one in self.value.items() if name not in known}
         names = self.items(_REQUIRED, text) if _REQUIRED in self.value else []
         if unknown := [name for name in names if name not in known and name != _REQUIRED]:
@@ -85,7 +86,7 @@ class Fields:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a float has it: JSON's integers have no end."""
+    """Returns whether a value is a number that a float can hold: integers of JSON have any size."""
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST)
 
 

@@ -3,8 +3,8 @@
     PATH/
       MANIFEST.json                    what the log is made of
       HEAD                             what is known to be on the disk
-      LOCK, MANIFEST.lock, COMPACT     held by who writes, who changes the manifest, who compacts
-      segments/<first version>.seg     commits, one behind the other
+      LOCK, MANIFEST.lock, COMPACT     held to write, to change the manifest, to compact
+      segments/<first version>.seg     commits, one after the other
       WRITER.json                      the rank that wrote last, in a job of several: see job.py
       dense/<version>.safetensors      dense weights and their optimizer
       snapshots/<version>/             all rows at a version: see snapshot.py
@@ -25,18 +25,18 @@ from shoal.errors import CheckpointError, StorageError
 from shoal.records import strict_json
 
 FilePath = _native.FilePath
-# What users give as a path.
+# A path as users give it.
 AnyPath = str | os.PathLike[str]
 
-# Of a manifest: what ten thousand tables, or some hundred thousand segments, explain.
+# The most bytes of a manifest: those of ten thousand tables, or of some hundred thousand segments.
 MOST_MANIFEST_BYTES = 4 << 20
-# Of other small files.
+# The most bytes of other small files.
 MOST_BYTES = 16 << 20
 # Lists and objects of JSON, which take up to fifty times its bytes of memory. Of values in lines of their own, as
 # `sealed_json` writes them, there are fewer.
 _MOST_CONTAINERS, _BYTES_A_CONTAINER = 4096, 8
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-# Folders in each other, of those that are removed: a log has three.
+# How deep folders may be in each other that are removed: a log has three levels.
 _MOST_DEPTH = 4
 _DIGITS = 20
 # A file may be this large, or so many times larger than the bytes that it holds: the rest is holes, which are read as
@@ -47,12 +47,12 @@ SEGMENT_HEADER_BYTES = 64
 
 
 def as_path(path: AnyPath) -> FilePath:
-    """A path as the user named it. One that goes on below what was named stays as it is."""
+    """Returns a path as the user named it. A FilePath stays as it is."""
     return path if isinstance(path, FilePath) else FilePath(Path(path))
 
 
 class Files:
-    """Where the files of one log are: below its folder, in which no link is followed."""
+    """The paths of one log's files, below its folder, in which no link is followed."""
 
     def __init__(self, path: AnyPath) -> None:
         self.root = as_path(path).absolute()  # the process may change its folder
@@ -68,31 +68,31 @@ class Files:
         self.snapshots = self.root / "snapshots"
 
     def segment(self, first: int) -> FilePath:
-        """The segment that begins with a version."""
+        """Returns the path of the segment that begins with a version."""
         return self.segments / f"{first:0{_DIGITS}}.seg"
 
     def dense_of(self, version: int) -> FilePath:
-        """Dense weights that were committed with a version."""
+        """Returns the path of the dense weights that were committed with a version."""
         return self.dense / f"{version:0{_DIGITS}}.safetensors"
 
     def snapshot(self, version: int) -> FilePath:
-        """The folder of a snapshot."""
+        """Returns the folder of a snapshot."""
         return self.snapshots / f"{version:0{_DIGITS}}"
 
     def make(self) -> None:
-        """Make the folders."""
+        """Makes the folders."""
         for folder in (self.root, self.segments, self.dense, self.snapshots):
             _native.make_directories(folder)
 
 
 def is_new(files: Files) -> bool:
-    """Whether there is no log yet. Raises StorageError where there is one whose manifest is gone."""
+    """Returns whether there is no log yet. Raises StorageError where there is a log without its manifest."""
     if size_of(files.manifest) is not None:
         return False
     remains = [path for path in (files.head,) if size_of(path)]
     remains += [files.dense / name for name in names_in(files.dense)]
     remains += [files.snapshots / name for name in names_in(files.snapshots) if not name.endswith(".tmp")]
-    # Who died while it made the log has written no more than the header of its first segment.
+    # A process that died while it made the log has written no more than the header of its first segment.
     segments = [files.segments / name for name in names_in(files.segments)]
     remains += [path for path in segments if (size_of(path) or 0) > SEGMENT_HEADER_BYTES]
     if remains:
@@ -104,8 +104,8 @@ def is_new(files: Files) -> bool:
 
 
 def require_folder(where: str, path: AnyPath) -> None:
-    """Raise CheckpointError where something else is in the place of a folder, or a file in that of one above it, and
-    StorageError where the system does not take the path."""
+    """Raises CheckpointError where something else is in the place of a folder, or a file in the place of a folder above
+    it, and StorageError where the system does not take the path."""
     for place in (Path(path), *Path(path).parents):
         if os.path.isfile(place):  # not Path's, which raises where a name is too long
             raise CheckpointError(f"[{where}] wanted a folder; {place.name!r} is a file. Name another path.")
@@ -115,18 +115,18 @@ def require_folder(where: str, path: AnyPath) -> None:
 
 
 def names_in(folder: FilePath) -> list[str]:
-    """The names in a folder; none where there is no such folder."""
+    """Returns the names in a folder; none where there is no such folder."""
     return [] if _native.look_at(folder) is None else _native.list_directory(folder)
 
 
 def size_of(path: FilePath) -> int | None:
-    """Bytes of a file; None where there is none."""
+    """Returns the bytes of a file; None where there is no file."""
     return _native.file_size(path)
 
 
 def require_held(path: FilePath) -> None:
-    """Raise StorageError where a file is almost all holes: reading it would take time and memory that its bytes do not
-    explain."""
+    """Raises StorageError where a file is almost all holes: reading it would take more time and memory than the bytes
+    on the disk explain."""
     if (what := holes_in(path)) is not None:
         raise StorageError(f"[file {path}] {what}. Restore it from another copy.")
 
@@ -146,7 +146,7 @@ def holes_in(path: FilePath) -> str | None:
 
 
 def read_file(path: FilePath, limit: int = MOST_BYTES) -> bytearray:
-    """All of a small file."""
+    """Returns all of a small file."""
     if size_of(path) is None:
         raise StorageError(f"[file {path}] is not there. Restore it, or another copy of the log.")
     with _native.File.open_to_read(path) as file:
@@ -159,7 +159,7 @@ def read_file(path: FilePath, limit: int = MOST_BYTES) -> bytearray:
 
 
 def write_file(path: FilePath, data: bytes) -> None:
-    """Put a file in the place of another, which is there until the new one is on the disk."""
+    """Writes a file in the place of another, which stays until the new one is on the disk."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         make_file(temporary, data)
@@ -172,7 +172,7 @@ def write_file(path: FilePath, data: bytes) -> None:
 
 
 def make_file(path: FilePath, data: bytes) -> None:
-    """A new small file, on the disk. Its name is there once the folder is synced."""
+    """Writes a new small file to the disk. Its name is on the disk once the folder is synced."""
     remove_file(path)  # of a writer that died
     with _native.File.create_new(path) as file:
         file.write(0, data)
@@ -180,12 +180,12 @@ def make_file(path: FilePath, data: bytes) -> None:
 
 
 def remove_file(path: FilePath) -> None:
-    """Remove a file, if it is there."""
+    """Removes a file, if it is there."""
     _native.remove_file(path)
 
 
 def remove_folder(path: FilePath, depth: int = _MOST_DEPTH) -> None:
-    """Remove a folder and all that is in it, if it is there. Links in it are removed themselves."""
+    """Removes a folder and all that is in it, if it is there. Of a link in it, the link itself is removed."""
     if depth == 0:
         raise StorageError(f"[file {path}] wanted a folder of a log; got folders in it that are too deep. Remove it.")
     for name in names_in(path):
@@ -198,14 +198,14 @@ def remove_folder(path: FilePath, depth: int = _MOST_DEPTH) -> None:
 
 
 def sealed_json(value: dict[str, Any]) -> bytes:
-    """JSON with the checksum of what stands before it in its last line."""
+    """Returns JSON whose last line is a checksum of the lines before."""
     body = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False).encode()
     return body + f"\ncrc32c {_native.crc32c(body):08x}\n".encode()
 
 
 def read_sealed_json(path: FilePath, crc32c: int | None = None, limit: int = MOST_BYTES) -> dict[str, Any]:
-    """What `sealed_json` wrote to a file of so many bytes at most, whose checksum may be known. Raises StorageError
-    where it is damaged."""
+    """Returns what `sealed_json` wrote to a file. crc32c: the checksum of the whole file, where it is known. limit: the
+    most bytes that the file may have. Raises StorageError where the file is damaged."""
     data = bytes(read_file(path, limit))
     body, _, last = data.rstrip(b"\n").rpartition(b"\n")
     is_known = crc32c is None or crc32c == _native.crc32c(data)
@@ -219,7 +219,7 @@ def read_sealed_json(path: FilePath, crc32c: int | None = None, limit: int = MOS
 
 
 def _require_few(path: FilePath, body: bytes) -> None:
-    """Raise StorageError where JSON is small and its objects are not."""
+    """Raises StorageError where JSON has more objects than its size explains."""
     most = _MOST_CONTAINERS + len(body) // _BYTES_A_CONTAINER
     if _containers(body) > most and (found := _containers(_STRING.sub(b"", body))) > most:
         raise StorageError(

@@ -25,17 +25,18 @@ class Searched(Protocol):
 
 
 class FrameSearch:
-    """Looks for frames in a segment, from offsets that ascend. Each byte is read once."""
+    """Looks for frames in a segment, from ascending offsets. Each byte is read once."""
 
     def __init__(self, segment: Searched) -> None:
         self._segment = segment
         self._size = segment.size()
         self._begin = 0
         self._data = bytearray()
-        self._found: list[int] = []  # in these bytes, those not asked for yet, the last one first
+        self._found: list[int] = []  # offsets in these bytes that were not returned yet, the last one first
 
     def next_from(self, at: int) -> int | None:
-        """Where the next frame seems to begin, from an offset on, which is a multiple of a frame's alignment."""
+        """Returns where the next frame seems to begin, from an offset on, which is a multiple of a frame's
+        alignment."""
         while True:
             while self._found:
                 if self._found[-1] >= at:
@@ -53,5 +54,5 @@ class FrameSearch:
             self._found.reverse()
 
     def header(self, begin: int) -> bytes:
-        """The header of the frame that was found last."""
+        """Returns the header of the frame that was found last."""
         return bytes(self._data[begin - self._begin : begin - self._begin + HEADER_BYTES])

@@ -1,8 +1,8 @@
-"""The head: up to where a log is known to be on the disk. What is damaged before it is an error; what stands behind it
-may be half of a commit whose writer died, and is cut off.
+"""The head: up to where a log is known to be on the disk. Damage before it is an error; bytes after it may be half of a
+commit whose writer died, and are cut off.
 
 64 bytes, written over each other: magic, format version, 0, version, first version of its segment, that segment's
-length, zeros, crc32c. Where they are damaged, nothing is known.
+length, zeros, crc32c. Where they are damaged, nothing is known to be on the disk.
 """
 
 import struct
@@ -26,13 +26,13 @@ class Head:
 
 
 def read_head(files: Files) -> Head:
-    """What is known; nothing where there is no head, or a damaged one."""
+    """Returns the head; an empty one where there is none, or a damaged one."""
     found = _parse(files)
     return found if isinstance(found, Head) else Head()
 
 
 def head_problem(files: Files) -> str | None:
-    """Why nothing is known; None where the head is whole."""
+    """Returns why nothing is known; None where the head is whole."""
     found = _parse(files)
     if isinstance(found, Head):
         return None
@@ -43,7 +43,7 @@ def head_problem(files: Files) -> str | None:
 
 
 def _parse(files: Files) -> Head | str:
-    """The head, or what is wrong with it."""
+    """Returns the head, or what is wrong with it."""
     size = size_of(files.head)
     if size != _HEAD.size:
         return f"wanted {_HEAD.size} bytes; got {'no file' if size is None else size}"
@@ -59,20 +59,20 @@ def _parse(files: Files) -> Head | str:
 
 
 class HeadWriter:
-    """Writes it."""
+    """Writes the head."""
 
     def __init__(self, files: Files) -> None:
         self._file = _native.File.open_to_write(files.head)
-        if self._file.size() > _HEAD.size:  # nobody would believe what is written over it
+        if self._file.size() > _HEAD.size:  # a head of another size is not believed
             self._file.truncate(_HEAD.size)
 
     def write(self, head: Head, sync: bool = False) -> None:
-        """Say what is on the disk. Not synced, it is at worst older than what is true."""
+        """Writes what is on the disk. Without `sync` the head on the disk may be older, but it is never wrong."""
         body = _HEAD.pack(_MAGIC, _FORMAT_VERSION, 0, head.version, head.segment, head.end, bytes(20), 0)[:-4]
         self._file.write(0, body + struct.pack("<I", _native.crc32c(body)))
         if sync:
             self._file.sync()
 
     def close(self) -> None:
-        """Let it go."""
+        """Closes the file."""
         self._file.close()

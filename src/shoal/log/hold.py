@@ -1,5 +1,5 @@
-"""Whether a writer still has the log that it opened: somebody may take its LOCK for a stale one and remove it, or put
-another folder in the place of the log's. Another process can then write, too."""
+"""Whether a writer still has the log that it opened. A person may take its LOCK for a stale one and remove it, or put
+another folder in the place of the log's; another process can then write, too."""
 
 import threading
 from typing import Any
@@ -11,8 +11,8 @@ from shoal.log.manifest import Manifest, read_manifest
 
 
 class LostError(StorageError):
-    """A log is not the writer's any more. may_come_back: nothing is in the place of its files, which may only have been
-    moved."""
+    """A log is not the writer's any more. may_come_back: whether nothing is in the place of its files, which may only
+    have been moved."""
 
     may_come_back = False
 
@@ -20,7 +20,7 @@ class LostError(StorageError):
 class Hold:
     """A log's LOCK and its manifest, as a writer has them.
 
-    Thread safety: for several threads.
+    Thread safety: all methods may be called by several threads at once.
     """
 
     def __init__(self, files: Files, where: str, lock: Any, manifest: Manifest) -> None:
@@ -28,7 +28,7 @@ class Hold:
         self._where = where
         self._lock = lock
         self._mutex = threading.Lock()
-        # Open, so that its number is no other file's.
+        # The manifest's file is kept open, so that no other file gets its inode number.
         self._file: Any = None
         self.follow(manifest)
 
@@ -38,13 +38,13 @@ class Hold:
         return self._manifest
 
     def follow(self, manifest: Manifest) -> None:
-        """The writer's manifest is another one from now on."""
+        """Takes another manifest as the writer's."""
         with self._mutex:
             self._manifest = manifest
             self._let_go()
 
     def close(self) -> None:
-        """Let the manifest go."""
+        """Closes the manifest's file."""
         with self._mutex:
             self._let_go()
 
@@ -54,8 +54,9 @@ class Hold:
             self._file = None
 
     def check(self, segment: Any) -> None:
-        """Raise LostError where the lock, the segment or the manifest at their paths are not the writer's. It looks at
-        their names alone, and reads the manifest where another process, as one that compacts, has changed it."""
+        """Raises LostError where the lock, the segment or the manifest at their paths are not the writer's. It looks
+        only at which files the names lead to, and reads the manifest only where another process has changed it, as a
+        compaction does."""
         for file, path in ((self._lock, self._files.lock), (segment, segment.path)):
             if not file.is_in_place:
                 raise self._lost(str(path), size_of(path) is None)
@@ -77,7 +78,7 @@ class Hold:
         self._file = file
 
     def require_own(self, found: Manifest) -> None:
-        """Raise LostError where a manifest is another log's, or another writer's."""
+        """Raises LostError where a manifest is another log's, or another writer's."""
         own = self._manifest
         if (found.identity, found.epoch, found.writer) != (own.identity, own.epoch, own.writer):
             raise self._lost(str(self._files.manifest), is_gone=False)

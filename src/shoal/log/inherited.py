@@ -1,4 +1,4 @@
-"""What commits say of tables, where each says only what changed since the one before."""
+"""What commits say of tables, where each commit says only what changed since the one before."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 class _Said(Protocol):
     def unchanged(self) -> Self:
-        """What the commit after it says, if nothing changes."""
+        """Returns what the next commit says, if nothing changes."""
 
 
 T = TypeVar("T", bound=_Said)
@@ -15,8 +15,8 @@ T = TypeVar("T", bound=_Said)
 class Inherited(Mapping[str, T], Generic[T]):
     """What a commit says of some tables, and what the one before it said of all others.
 
-    Of many commits of many tables, all of it together takes the memory of what each says: the rest is in layers that
-    commits share. Each layer has at least twice the tables of the one above it, so that there are few.
+    Each of many commits takes only the memory of what it says itself: the rest is in layers that commits share. Each
+    layer has at least twice as many tables as the one above it, so that there are few layers.
     """
 
     def __init__(self, said: dict[str, T], before: Mapping[str, T]) -> None:
@@ -44,11 +44,11 @@ class Inherited(Mapping[str, T], Generic[T]):
         return self._count
 
     def items(self) -> Any:
-        """Names, and what is said of them: first those that were said first."""
+        """Returns names with what is said of them; tables that were said first come first."""
         return self._all().items()
 
     def values(self) -> Any:
-        """What is said of all tables, in the order of `items`."""
+        """Returns what is said of all tables, in the order of `items`."""
         return self._all().values()
 
     def __repr__(self) -> str:
@@ -62,5 +62,5 @@ class Inherited(Mapping[str, T], Generic[T]):
 
 
 def said_in(tables: Mapping[str, T]) -> Mapping[str, T]:
-    """What a commit says itself."""
+    """Returns what a commit says itself."""
     return tables.said if isinstance(tables, Inherited) else tables

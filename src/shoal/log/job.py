@@ -21,14 +21,14 @@ _MOST_BYTES = 64 << 10
 
 
 def require_own(files: Files, where: str) -> None:
-    """Raise CheckpointError where another rank of the same job wrote a log. A process that is and was alone is not
-    asked. REQUIRES: the log's write lock."""
+    """Raises CheckpointError where another rank of the same job wrote a log. For a process that has never been one of
+    several nothing is checked. REQUIRES: the log's write lock is held."""
     _checked(files, where)
 
 
 def claim(files: Files, where: str, claimed: JobRank | None) -> JobRank | None:
-    """Say that this rank writes a log, before its first byte; returns what was said. claimed: what was said before.
-    Raises as `require_own` does."""
+    """Writes that this rank writes a log, before the rank's first byte; returns the rank. claimed: what an earlier call
+    returned. Raises as `require_own` does."""
     here = this_rank()
     if here is None or here == claimed:
         return here
@@ -39,7 +39,7 @@ def claim(files: Files, where: str, claimed: JobRank | None) -> JobRank | None:
 
 
 def _checked(files: Files, where: str) -> dict[str, Any]:
-    """What WRITER.json says."""
+    """Returns what WRITER.json says, checked."""
     here = this_rank()
     found: dict[str, Any] = {}
     if here is None:

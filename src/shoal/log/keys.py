@@ -1,7 +1,7 @@
-"""Each key of a table once: what is promised of the rows of a version, and of a snapshot.
+"""Each key of a table comes once in a version, and once in a snapshot: this is checked while rows are read.
 
-A key that comes twice would have two places in a table's index, and a put and a delete of one key no order. So rows are
-looked at as they are read: those that are handed on together before they are, those of several pieces with the last.
+A key that comes twice would have two places in a table's index, and a put and a delete of one key would have no order.
+A piece of rows is checked before it is handed on; all pieces together are checked with the last one.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from shoal import _native
 
 
 class KeysOnce:
-    """The keys of one table, in pieces, which are held in memory until the last one comes. Pieces in the order of their
-    keys' buckets, as a table is first written, take less time than others."""
+    """Checks the keys of one table, which come in pieces and are held in memory until the last one. Pieces in the order
+    of their keys' buckets, as a table's first commit has them, take less time than others."""
 
     def __init__(self, buckets: int) -> None:
         self._buckets = buckets
@@ -22,7 +22,8 @@ class KeysOnce:
         self._in_order: InOrder | None = InOrder(buckets)
 
     def add(self, keys: Tensor, is_last: bool) -> int | None:
-        """A key that is in a piece twice; with the last piece, in all of them; None where there is none."""
+        """Takes a piece. Returns a key that is in it twice or, with the last piece, in all pieces twice; None where
+        there is none."""
         found = None
         if self._in_order is not None:
             seen = self._in_order.add(keys, 0, self._buckets - 1, is_last)
@@ -32,30 +33,30 @@ class KeysOnce:
         if self._in_order is None:
             found = _native.repeated_key([*self._pieces, keys] if is_last else [keys])
         if not is_last:
-            self._pieces.append(keys.clone())  # of the memory of a whole frame
+            self._pieces.append(keys.clone())  # a view would keep the memory of a whole frame
         return found
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is wrong with a piece of keys: the position of one that is out of order, a key that is repeated."""
+    """What is wrong with a piece of keys: the position of a key that is out of order, and a key that is repeated."""
 
     misplaced: int | None = None
     repeated: int | None = None
 
 
 class InOrder:
-    """The keys of one table, in pieces in the order of their keys' buckets. Only those of the bucket that a piece ends
-    with are held in memory."""
+    """Checks the keys of one table, which come in pieces in the order of their buckets. Only the keys of the bucket
+    that a piece ends with are held in memory."""
 
     def __init__(self, buckets: int) -> None:
         self._buckets = buckets
-        self._bucket = 0  # with which the pieces so far end
-        self._open: list[Tensor] = []  # its keys, which others of the next piece may follow
+        self._bucket = 0  # the last bucket of the pieces so far
+        self._open: list[Tensor] = []  # the keys of that bucket, of which the next piece may have more
 
     def add(self, keys: Tensor, first: int, last: int, is_last: bool) -> Seen:
-        """What is wrong with the next piece, whose buckets should be in [first, last]. A key that is in several pieces
-        is found when its bucket ends."""
+        """Takes the next piece, and returns what is wrong with it. Its buckets should be in [first, last]. A key that
+        is in several pieces is found when its bucket ends."""
         misplaced, repeated, head, tail = _native.look_by_bucket(keys, self._buckets, max(first, self._bucket), last)
         if misplaced >= 0 or repeated is not None:
             return Seen(None if misplaced < 0 else misplaced, repeated)
@@ -69,7 +70,7 @@ class InOrder:
         return Seen(repeated=repeated)
 
     def _closed(self) -> int | None:
-        """A key that pieces of a bucket have twice. Each was looked at alone."""
+        """Returns a key that the pieces of a bucket have twice. Each piece was checked by itself before."""
         return _native.repeated_key(self._open) if len(self._open) > 1 else None
 
 

@@ -1,4 +1,5 @@
-"""The manifest: which tables, snapshots and segments a log is made of. What it does not name is not part of it."""
+"""The manifest: which tables, snapshots and segments a log is made of. A file that it does not name is no part of
+it."""
 
 import os
 import re
@@ -22,7 +23,7 @@ _FIELDS = ("format", "version", "id", "tables", "snapshots", "segments", "kept_f
 
 @dataclass(frozen=True)
 class SnapshotEntry:
-    """A snapshot that is complete, and the checksum of its list of blocks."""
+    """A complete snapshot, and the checksum of its list of blocks."""
 
     version: int
     crc32c: int
@@ -37,62 +38,62 @@ class Manifest:
     layouts: tuple[Layout, ...] = ()
     snapshots: tuple[SnapshotEntry, ...] = ()  # ascending
     segments: tuple[int, ...] = ()  # first versions, ascending; the last one is written to
-    kept_from: int = 0  # versions before it were let go, though some of their rows may still be there
+    kept_from: int = 0  # versions before it were given up, though some of their rows may still be there
     # Versions that repairs took out, first and last of each range, ascending: their numbers are not used again.
     skipped: tuple[tuple[int, int], ...] = ()
-    # Of who wrote last: each that opens the log and writes has a higher number, and draws a name.
+    # Of the last writer: each process that opens the log and writes has a higher number, and draws a name.
     epoch: int = 0
     writer: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)  # that this Shoal does not know, as they came from the file
 
     def number_of(self, table: str) -> int | None:
-        """The number of a table."""
+        """Returns the number of a table; None where the log does not have it."""
         return next((n for n, layout in enumerate(self.layouts) if layout.name == table), None)
 
     @property
     def oldest(self) -> int:
-        """The oldest version that can be had."""
+        """The oldest version that can be read."""
         first = self.segments[0]
         return max(first if self.begins_with_nothing else self.snapshots[0].version, self.kept_from)
 
     @property
     def begins_with_nothing(self) -> bool:
-        """Whether the segments begin with the first version of all, which no snapshot comes before."""
+        """Whether the segments begin with the very first version, before which there is no snapshot."""
         return self.segments[0] == self.after(0)
 
     def after(self, version: int) -> int:
-        """The number of the version after one."""
+        """Returns the number of the version after one."""
         skipped = self._range_of(version + 1)
         return version + 1 if skipped is None else skipped[1] + 1
 
     def before(self, version: int) -> int:
-        """The number of the version before one."""
+        """Returns the number of the version before one."""
         skipped = self._range_of(version - 1)
         return version - 1 if skipped is None else skipped[0] - 1
 
     def is_skipped(self, version: int) -> bool:
-        """Whether a repair took a version out."""
+        """Returns whether a repair took a version out."""
         return self._range_of(version) is not None
 
     def _range_of(self, version: int) -> tuple[int, int] | None:
-        """The range of skipped versions that has this one."""
+        """Returns the range of skipped versions that this one is in."""
         at = bisect_right(self.skipped, version, key=lambda one: one[0]) - 1
         return self.skipped[at] if at >= 0 and version <= self.skipped[at][1] else None
 
 
 def next_epoch(manifest: Manifest) -> Manifest:
-    """The manifest as another writer's."""
+    """Returns the manifest as that of another writer."""
     return replace(manifest, epoch=manifest.epoch + 1, writer=os.urandom(WRITER_DIGITS // 2).hex())
 
 
 def new_manifest(first_version: int = 1) -> Manifest:
-    """A log without tables."""
+    """Returns the manifest of a log without tables."""
     return Manifest(os.urandom(16).hex(), segments=(first_version,))
 
 
 def write_manifest(files: Files, manifest: Manifest) -> None:
-    """Put it in place of the one before, at once. Raises StorageError, and writes nothing, where it contradicts
-    itself."""
+    """Puts a manifest in the place of the one before, at once. Raises StorageError, and writes nothing, where the
+    manifest contradicts itself."""
     _check(files, manifest)
     value = {
         "format": FORMAT,
@@ -117,7 +118,8 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
 
 
 def read_manifest(files: Files) -> Manifest:
-    """The manifest as it is now. Raises StorageError where it is damaged or of a newer format."""
+    """Returns the manifest as it is now. Raises StorageError where it is damaged, and CheckpointError where it is of a
+    newer format."""
     value = Fields(f"file {files.manifest}", read_sealed_json(files.manifest, limit=MOST_MANIFEST_BYTES))
     if value.text("format") != FORMAT:
         raise StorageError(f"[file {files.manifest}] wanted a {FORMAT}; got {value.text('format')!r:.100}.")
@@ -178,12 +180,12 @@ def _check(files: Files, manifest: Manifest) -> None:
 
 @contextmanager
 def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
-    """Read it and put a changed one in its place, while no other process does. Used as
+    """Holds the lock under which a manifest is changed, and gives a function that writes the changed one. Used as
 
     with changing_manifest(files) as write:
         write(replace(read_manifest(files), ...))
     """
-    lock = _native.FileLock.take(files.manifest_lock, "manifest", wait=True)  # others have it for a moment
+    lock = _native.FileLock.take(files.manifest_lock, "manifest", wait=True)  # other processes hold it for a moment
 
     def write(manifest: Manifest) -> None:
         if not lock.is_in_place:
@@ -201,8 +203,8 @@ def changing_manifest(files: Files) -> Iterator[Callable[[Manifest], None]]:
 
 
 def with_layouts(manifest: Manifest, layouts: Sequence[Layout], committed: Container[str]) -> Manifest:
-    """The manifest with these tables among its own. Raises CheckpointError where one that was `committed` is another
-    table by now."""
+    """Returns the manifest with these tables among its own, or itself where it has them. Raises CheckpointError where
+    one of them was `committed` with another layout."""
     named = list(manifest.layouts)
     for layout in layouts:
         number = manifest.number_of(layout.name)

@@ -1,4 +1,4 @@
-"""Making a log, and bringing one whose writer died to its last whole commit."""
+"""Making a log, and cutting a log whose writer died back to its last whole commit."""
 
 import warnings
 
@@ -13,11 +13,11 @@ from shoal.log.segment_file import Scan, SegmentFile
 
 
 class TornTailWarning(ShoalWarning):
-    """A log's writer had died in a commit, of which the half that was written is cut off."""
+    """A log's writer had died in a commit; the part of it that was written is cut off."""
 
 
 def require_empty(files: Files, where: str) -> None:
-    """Raise CheckpointError where a folder has no log, and something else."""
+    """Raises CheckpointError where a folder has something else than a log."""
     if not is_new(files):
         return
     known = {
@@ -41,7 +41,7 @@ def require_empty(files: Files, where: str) -> None:
 
 
 def create(files: Files) -> None:
-    """A log without commits."""
+    """Makes a log without commits."""
     files.make()
     manifest = new_manifest()
     new_segment(files, manifest, 1)
@@ -50,15 +50,15 @@ def create(files: Files) -> None:
 
 
 def new_segment(files: Files, manifest: Manifest, first: int) -> None:
-    """An empty segment, which the manifest does not name yet."""
+    """Makes an empty segment, which the manifest does not name yet."""
     path = files.segment(first)
     make_file(path, header_of(manifest.identity, first))
     _native.sync_directory(path.parent)
 
 
 def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
-    """Where the last segment's whole commits end, and the version of the last one; what stands behind is cut off, if it
-    was never promised."""
+    """Cuts off what comes after the last whole commit, unless the log said that it was on the disk. Returns where that
+    commit ends in the last segment, and its version."""
     first = manifest.segments[-1]
     head = read_head(files)
     segment = SegmentFile(files.segment(first), manifest.identity, first)
@@ -81,7 +81,7 @@ def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
         segment.close()
     warnings.warn(
         TornTailWarning(
-            f"[{where}] its last writer died in version {version + 1}: {size - scan.end} bytes behind version "
+            f"[{where}] its last writer died in version {version + 1}: {size - scan.end} bytes after version "
             f"{version} are cut off ({scan.problem})."
         ),
         stacklevel=5,  # the line that opens the log
@@ -93,14 +93,15 @@ def cut_tail(files: Files, manifest: Manifest, where: str) -> tuple[int, int]:
 
 
 def remove_strangers(files: Files, manifest: Manifest, version: int) -> None:
-    """Remove what writers that died left: what the manifest does not name, and dense weights behind a version."""
+    """Removes what writers that died left: files that the manifest does not name, and dense weights of versions after
+    one."""
     segments = {files.segment(first).name for first in manifest.segments}
     for name in names_in(files.segments):
         if name not in segments:
             remove_file(files.segments / name)
-    with compacting(files) as alone:
-        if alone:
-            # As it is now: another process may have made one since this log was opened.
+    with compacting(files) as lock:
+        if lock:
+            # Read again: another process may have made a snapshot since this log was opened.
             snapshots = {files.snapshot(one.version).name for one in read_manifest(files).snapshots}
             for name in names_in(files.snapshots):
                 if name not in snapshots:
@@ -108,5 +109,5 @@ def remove_strangers(files: Files, manifest: Manifest, version: int) -> None:
     for name in names_in(files.dense):
         if not name.partition(".")[0].isdecimal() or int(name.partition(".")[0]) > version:
             remove_file(files.dense / name)
-    with changing_manifest(files):  # who compacts may be writing one
+    with changing_manifest(files):  # a process that compacts may be writing one
         remove_file(files.manifest.with_name(files.manifest.name + ".tmp"))

@@ -1,4 +1,4 @@
-"""Reading a log, in the process that writes it or in any other: whole commits only, while it is being written."""
+"""Reading a log while it is written, in the process that writes it or in another: whole commits only."""
 
 import re
 import warnings
@@ -21,7 +21,7 @@ from shoal.log.version import Older, Version
 from shoal.records.excerpt import sentence
 from shoal.table.changes import Mark
 
-# Segments that one reader keeps open, of the 1024 files that a process may have by default.
+# Segments that one LogReader keeps open, of the 1024 files that a process may have open by default.
 _MOST_HELD = 256
 PARTIAL = "it says what changed since a commit that is not there"
 # The folders of a checkpoint that ranks saved.
@@ -33,15 +33,15 @@ class SnapshotWarning(ShoalWarning):
 
 
 class DivergedError(StorageError):
-    """A log does not go on from the commit that a reader had read: a power cut took it, or it was another log's. Begin
-    again with `at`."""
+    """A log does not go on from a commit that was read before: a power cut took the commit, or it was another log's.
+    Begin again with `at`."""
 
 
 class LogReader:
-    """A log as it is when this is made, and as it grows.
+    """Reads a log as it is when this is made, and as it grows.
 
-    checked: whether commits are read with all of their rows before they are believed. hold: whether what it gives keeps
-    its files open, so that it can be read when others removed them.
+    checked: whether all rows of a commit are read before the commit is believed. hold: whether commits and versions
+    keep their files open, so that they can be read after others removed the files.
     """
 
     def __init__(self, files: Files, checked: bool = False, hold: bool = False) -> None:
@@ -54,8 +54,8 @@ class LogReader:
         self.refresh()
 
     def refresh(self) -> None:
-        """See what was rotated or compacted since."""
-        # First the head: of a segment that is begun between the two, it would promise what this manifest does not name.
+        """Reads the head and the manifest again, which name the segments and snapshots that came since."""
+        # First the head: read later, it might promise commits of a segment that this manifest does not name.
         self._head = read_head(self.files)
         self.manifest: Manifest = read_manifest(self.files)
         if self.manifest.is_skipped(self._head.version):  # from before the repair that took this version out
@@ -66,16 +66,16 @@ class LogReader:
     def commits(
         self, after: int = 0, until: int | None = None, base: Commit | None = None
     ) -> Iterator[CommittedChanges]:
-        """Whole commits behind a version, in order, up to the newest, or to a version behind which nothing is looked
-        at. Raises DamagedError where one is damaged, or does not follow the one before, behind those before it. base:
-        the commit of that version, where a snapshot has it."""
+        """Yields the whole commits after a version, in order, up to the newest, or up to `until`: what comes after that
+        is not read. Yields the commits before damage, then raises DamagedError, which is also raised for a commit that
+        does not follow the one before it. base: the commit of version `after`, where a snapshot has it."""
         manifest, head = self.manifest, self._head
         chain = Chain(manifest, () if base is None else (base,))
         self.require_not_skipped(after)
         if manifest.after(after) < manifest.segments[0]:
             raise CheckpointError(
                 f"[log {self.files.root}] versions up to {manifest.segments[0] - 1} are in a snapshot alone; changes "
-                f"behind {after} were asked for. Begin with at(version), from {manifest.oldest} on."
+                f"after {after} were asked for. Begin with at(version), from {manifest.oldest} on."
             )
         last, place = after, (manifest.segments[-1], 0)
         if until is not None and until <= after:
@@ -113,7 +113,7 @@ class LogReader:
             scan = Scan(0)
             wanted = first
             kept_to = head.end if head.segment == first else 0
-            known_to = kept_to if is_last else segment.size()  # who rotates syncs first
+            known_to = kept_to if is_last else segment.size()  # a segment is synced before another is begun
             if self._checked:
                 known_to = seen = 0
             for whole in segment.commits(len(header_of(self.manifest.identity, first)), scan, known_to, seen):
@@ -129,7 +129,7 @@ class LogReader:
                     return
             if scan.end < kept_to:
                 raise segment.damaged(scan.end, wanted, scan.problem or f"{kept_to} bytes were on the disk")
-            # Behind the last commit of the last segment another one is being written, or was when its writer died.
+            # After the last commit of the last segment, another one may be being written, or was when its writer died.
             if scan.problem is not None and (not is_last or segment.is_promised(wanted, scan)):
                 raise segment.damaged(scan.end, wanted, scan.problem)
         finally:
@@ -137,8 +137,8 @@ class LogReader:
                 segment.close()
 
     def commits_since(self, mark: Mark) -> Iterator[CommittedChanges]:
-        """Whole commits behind one that was read before, by its version and id. Raises DivergedError where the log has
-        another one in its place, none, or goes on from another."""
+        """Yields the whole commits after one that was read before, which its version and id name. Raises DivergedError
+        where the log has another commit in its place or none, or goes on from another."""
         version, met = mark[0], False
         for one in self.commits(self.manifest.before(version) if self._has(version) else version):
             if not met:
@@ -150,11 +150,11 @@ class LogReader:
             self._require_same(mark, self.newest())
 
     def _has(self, version: int) -> bool:
-        """Whether a version's commit is in the segments."""
+        """Returns whether a version's commit is in the segments."""
         return version >= self.manifest.segments[0] and not self.manifest.is_skipped(version)
 
     def _require_same(self, mark: Mark, found: Commit | None) -> None:
-        """Raise DivergedError where a commit is neither the one of a mark nor the next one after that."""
+        """Raises DivergedError where a commit is neither the one of a mark nor the next one after that."""
         version, known_as = mark
         if found is None or found.version < version:
             what = f"the newest is {0 if found is None else found.version}"
@@ -171,7 +171,7 @@ class LogReader:
         )
 
     def newest(self) -> Commit | None:
-        """The newest commit."""
+        """Returns the newest commit; None before the first."""
         found: Commit | None = None
         for first in self.manifest.segments[:-3:-1]:  # the last one may be empty
             for one in self.commits(self.manifest.before(first)):
@@ -185,7 +185,7 @@ class LogReader:
         return found
 
     def _identified(self, commit: Commit) -> Commit:
-        """The commit of a snapshot, with its id, if a segment still tells it where the snapshot does not."""
+        """Returns the commit of a snapshot with its id: where the snapshot has none, a segment may still have it."""
         if not commit.id and self._has(commit.version):
             for one in self.commits(self.manifest.before(commit.version), commit.version):
                 return replace(commit, id=one.commit.id)
@@ -194,9 +194,9 @@ class LogReader:
     # ---- a version
 
     def at(self, version: int | None = None) -> "Version | None":
-        """The rows at a version, or the newest; None where nothing was committed yet. Damage after the version does
-        not matter. A snapshot that is damaged is passed over, with a SnapshotWarning, where an older one, or the
-        beginning of the log, and the segments since have all that it has."""
+        """Returns what the log held at a version, or at the newest; None where nothing was committed yet. Damage after
+        the version does not matter. A damaged snapshot is passed over, with a SnapshotWarning, where the log has all of
+        its rows elsewhere: in the segments since an older snapshot, or since the log's beginning."""
         manifest = self.manifest
         if version is not None and version < manifest.oldest:
             raise CheckpointError(
@@ -215,7 +215,7 @@ class LogReader:
             raise error.reading(newest) from None
 
     def _at(self, version: int | None, snapshots: list[SnapshotEntry]) -> "Version | None":
-        """The same, from the last one of these snapshots that is whole."""
+        """Returns the same from the last of these snapshots that is whole."""
         manifest = self.manifest
         if not snapshots:
             return self._since(version, None, None)
@@ -233,7 +233,8 @@ class LogReader:
         return self._since(version, snapshot, older)
 
     def _without(self, error: StorageError, snapshots: list[SnapshotEntry], version: int | None) -> "Version":
-        """A version without the last of these snapshots, which is damaged. Raises its error where that is not there."""
+        """Returns a version without the last of these snapshots, which is damaged. Raises `error` where the log does
+        not have it."""
         if read_manifest(self.files) != self.manifest:
             raise error  # another process may have removed it
         try:
@@ -268,7 +269,7 @@ class LogReader:
         return Version(self.files, manifest, commit, snapshot, commits, dense, older)
 
     def require_not_skipped(self, version: int) -> None:
-        """Raise CheckpointError where a repair took a version out of the log."""
+        """Raises CheckpointError where a repair took a version out of the log."""
         manifest = self.manifest
         if manifest.is_skipped(version):
             first, last = next(one for one in manifest.skipped if one[0] <= version <= one[1])
@@ -288,8 +289,8 @@ def _instead_of_a_log(files: Files) -> str:
 
 
 def whole_commits(files: Files, since: Mark) -> Iterator[CommittedChanges]:
-    """The commits of a log behind one that was read, up to the newest, while others compact it. Where its id is "",
-    behind any commit of that version."""
+    """Yields the commits of a log after one that was read, up to the newest, while others may compact the log. Where
+    the id of `since` is "", any commit of that version may stand before them."""
     while True:
         before = manifests_in(files.root)
         try:
@@ -306,7 +307,7 @@ def whole_commits(files: Files, since: Mark) -> Iterator[CommittedChanges]:
 
 
 def version_at(files: Files, version: int) -> "Version":
-    """All that a log held at a version. Its files stay open: it can be read though others compact the log."""
+    """Returns all that a log held at a version. Its files stay open, so that others may compact the log."""
     found = while_it_changes(files.root, lambda: LogReader(files, hold=True).at(version))
     assert found is not None
     return found

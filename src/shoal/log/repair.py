@@ -1,12 +1,12 @@
 """Setting aside what is damaged in a log, so that it goes on from the highest version that is whole.
 
 All of the log is read. A version is whole if the rows of each of its tables are: those of a snapshot, of a commit that
-replaced them, or of the log's beginning, and of all commits since. The log keeps the versions from such a one on up to
-the highest; the numbers of those that were higher are skipped, so that no other version ever has them.
+replaced them, or of the log's beginning, and those of all commits since. The log keeps a run of whole versions up to
+the highest one. The numbers of versions above it are skipped: no other version ever gets them.
 
 Nothing is deleted: what leaves the log is kept in set-aside/<number>/ first. Files that the new log needs are written
-under names that the log does not use yet. Then the manifest changes, which is all that readers see. A repair that dies
-has changed nothing that they read, and is run again.
+under names that the log does not use yet. Then the manifest is replaced, which is where a LogReader begins. A repair
+that dies has changed nothing that a LogReader reads, and is run again.
 """
 
 from contextlib import suppress
@@ -29,7 +29,7 @@ from shoal.log.version import Version
 from shoal.records.frames import Kind, encode_commit
 
 _PIECE_BYTES = 4 << 20
-# The first mends all; others are for what is damaged while the first is at work.
+# The first repair mends all; the others are for damage that comes while the first one works.
 _MOST_TIMES = 3
 
 
@@ -39,10 +39,10 @@ class RepairWarning(ShoalWarning):
 
 @dataclass(frozen=True)
 class Repair:
-    """What was done about the places of a log that were damaged.
+    """What a repair did about the damaged places of a log.
 
-    version: the newest of the log since. damage: the errors that name the places.
-    folder: where the bytes are that left the log; None where there were none, as the file had been cut.
+    version: the log's newest version now. damage: the errors that name the places.
+    folder: where the bytes are that left the log; None where there were none, because the file had been cut.
     """
 
     version: int
@@ -56,13 +56,13 @@ class Repair:
 
 
 def repair(files: Files, where: str) -> list[Repair]:
-    """Mend all places of a log that are damaged; what was done, none where there was nothing to do. Raises
-    StorageError, and changes nothing, where no version is whole, or the manifest is damaged. REQUIRES: the log's write
-    lock."""
+    """Mends all damaged places of a log. Returns what was done; an empty list where there was no damage. Raises
+    StorageError, and changes nothing, where no version is whole, or where the manifest is damaged. REQUIRES: the log's
+    write lock is held."""
     done: list[Repair] = []
-    with compacting(files) as alone:
-        if not alone:
-            raise StorageError(f"[{where}] another process compacts the log. Repair it when that is over.")
+    with compacting(files) as lock:
+        if not lock:
+            raise StorageError(f"[{where}] another process compacts the log. Repair it once the compaction has ended.")
         for _time in range(_MOST_TIMES):
             found = survey(files)
             if found.damage:
@@ -75,15 +75,15 @@ def repair(files: Files, where: str) -> list[Repair]:
 
 
 def find_damage(files: Files) -> StorageError | None:
-    """The first place in a log that is damaged; all of its rows are read."""
+    """Returns the first damaged place of a log; None where there is none. Reads all rows."""
     return next(iter(survey(files).damage), None)
 
 
 @dataclass(frozen=True)
 class _Base:
-    """Where versions can begin: a snapshot, nothing before version 1, or damage.
+    """A place where a run of versions can begin: a snapshot, the log's beginning, or after damage.
 
-    known: tables whose rows are whole there. is_whole: whether that is all that it has.
+    known: tables whose rows are whole there. is_whole: whether all of its tables are.
     """
 
     version: int
@@ -96,9 +96,9 @@ class _Base:
 class _Kept:
     """The versions that a log keeps, all of which are whole.
 
-    first: of the lowest; 0 where the log begins with nothing. newest: the highest.
-    commit: the first one's. made_of: where there is no snapshot of the first one yet, what it is made from.
-    commits: those after the first.
+    first: the lowest one; 0 where the log begins with nothing. newest: the highest one.
+    commit: the commit of the first one. made_of: where the first one has no snapshot yet, what it is made from.
+    commits: the commits after the first one.
     """
 
     first: int
@@ -131,7 +131,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
                 aside.take(files.snapshot(version) / name)
         _take_dense(files, aside, kept)
         aside.finish("\n".join(map(str, found.damage)))
-        # Names that the manifest has come last: what stands there is damaged, and is kept from then on.
+        # Files under names that the manifest has are replaced last: they are damaged, and were set aside.
         for first in sorted(written, key=lambda one: one in manifest.segments):
             is_replaced = is_replaced or first in manifest.segments
             if not is_replaced:
@@ -153,7 +153,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
     with changing_manifest(files) as write:
         write(
             replace(
-                next_epoch(read_manifest(files)),  # a writer that lost its lock sees that it is not alone
+                next_epoch(read_manifest(files)),  # a writer that lost its lock then sees another writer
                 snapshots=snapshots,
                 segments=segments,
                 kept_from=max(kept.first, min(manifest.kept_from, kept.newest)),
@@ -164,7 +164,7 @@ def _mend(files: Files, where: str, found: Survey) -> Repair:
 
 
 def _keep_unfinished(files: Files, found: Survey, rest: Unfinished) -> Repair:
-    """Keep what a writer that died left, which the next one cuts off."""
+    """Sets aside what a writer that died left, which the next writer cuts off."""
     newest = rest.version - 1
     aside = Aside(files)
     try:
@@ -182,7 +182,7 @@ def _keep_unfinished(files: Files, found: Survey, rest: Unfinished) -> Repair:
 
 
 def _best(files: Files, found: Survey) -> _Kept | None:
-    """The versions up to the highest that is whole, as many as there are without one that is not."""
+    """Returns the highest version that is whole and the whole versions right before it; None where none is whole."""
     manifest, commits = found.manifest, found.commits
     after = {one.version: at for at, one in enumerate(commits)}
     bases = [_Base(0)] if manifest.begins_with_nothing else []
@@ -203,7 +203,7 @@ def _best(files: Files, found: Survey) -> _Kept | None:
         if (reach := _reach(base, run)) is None:
             continue
         newest, first = reach
-        # Of those that come as high, the one that begins the lowest; and one that is there, not one to be made.
+        # Of runs that end equally high, the one that begins lowest; of equal ones, one that needs no new snapshot.
         rank = newest, -first, base.is_whole and first == base.version
         if best is None or rank > best[0]:
             best = rank, base, run
@@ -221,7 +221,7 @@ def _best(files: Files, found: Survey) -> _Kept | None:
 
 
 def _run(manifest: Manifest, commits: list[Found]) -> list[Found]:
-    """The first of these commits, as far as no version is missing, and each was written after the one before."""
+    """Returns the first of these commits up to where a version is missing, or was not written after the one before."""
     for at in range(1, len(commits)):
         if not _is_next(manifest, commits[at - 1].changes.commit, commits[at]):
             return commits[:at]
@@ -233,7 +233,7 @@ def _is_next(manifest: Manifest, before: Commit, one: Found) -> bool:
 
 
 def _reach(base: _Base, run: list[Found]) -> tuple[int, int] | None:
-    """The highest version that is whole, and from which one on all up to it are. None where none is."""
+    """Returns the highest version that is whole, and the lowest from which on all are whole; None where none is."""
     known = set(base.known)
     names = set(base.snapshot.commit.tables if base.snapshot is not None else ())
     begins = base.is_whole or base.snapshot is not None
@@ -257,11 +257,12 @@ def _reach(base: _Base, run: list[Found]) -> tuple[int, int] | None:
 
 # ---- how it is kept
 
-_Range = tuple[int, int, int]  # of a segment, named by its first version: from an offset to another
+_Range = tuple[int, int, int]  # a segment's first version, and two offsets in the segment
 
 
 def _segments(files: Files, found: Survey, kept: _Kept) -> tuple[tuple[int, ...], dict[int, list[_Range]]]:
-    """The segments that the log has, and what those are made of that are not there as they have to be."""
+    """Returns the first versions of the segments that the log has, and for those that must be written, the ranges that
+    they are made of."""
     manifest = found.manifest
     no_header = {one.segment for one in found.damage if isinstance(one, DamagedError) and one.offset == 0}
     segments: list[int] = []
@@ -280,7 +281,7 @@ def _segments(files: Files, found: Survey, kept: _Kept) -> tuple[tuple[int, ...]
         segments.append(segment if is_whole else some[0].version)
         if not is_whole:
             written[segments[-1]] = [(segment, one.changes.whole.begin, one.changes.whole.end) for one in some]
-    # What is to come stands in a segment of its own, unless it can go on where the last version ends.
+    # The next commits get a segment of their own, unless they can go on where the last version ends.
     last = segments[-1] if segments else None
     if last is None or found.shown > kept.newest or (last not in written and last != manifest.segments[-1]):
         segments.append(found.shown + 1)
@@ -289,7 +290,7 @@ def _segments(files: Files, found: Survey, kept: _Kept) -> tuple[tuple[int, ...]
 
 
 def _snapshots(found: Survey, kept: _Kept) -> tuple[tuple[SnapshotEntry, ...], list[int]]:
-    """The snapshots that the log keeps, and the versions of the others."""
+    """Returns the snapshots that the log keeps, and the versions of the others."""
     ids = {one.version: one.changes.commit.id for one in kept.commits}
     whole = {
         snapshot.commit.version
@@ -303,7 +304,7 @@ def _snapshots(found: Survey, kept: _Kept) -> tuple[tuple[SnapshotEntry, ...], l
 
 
 def _take_dense(files: Files, aside: Aside, kept: _Kept) -> None:
-    """Set dense weights aside that no version needs which is kept."""
+    """Sets aside dense weights that no kept version needs."""
     needed = 0
     if kept.commit is not None:
         needed = kept.first if kept.commit.dense is None else kept.commit.dense.version
@@ -314,7 +315,8 @@ def _take_dense(files: Files, aside: Aside, kept: _Kept) -> None:
 
 
 def _base_of(kept: _Kept, first: int) -> Commit | None:
-    """The commit before the first one of a segment, where that stood behind it in another: it need not say all."""
+    """Returns the commit before the first one of a segment, where that one came later in its old segment: then it may
+    not say all."""
     before = kept.commit
     for one in kept.commits:
         if one.version == first:
@@ -325,7 +327,7 @@ def _base_of(kept: _Kept, first: int) -> Commit | None:
 
 
 def _write_segment(files: Files, manifest: Manifest, first: int, ranges: list[_Range], base: Commit | None) -> None:
-    """A segment of commits that stand in others, in place of one that may be there."""
+    """Writes a segment of commits from other segments, in the place of one that may be there."""
     path = files.segment(first)
     temporary = path.with_name(path.name + ".tmp")
     remove_file(temporary)  # of a repair that died

@@ -1,4 +1,4 @@
-"""Reading a log whose files others remove."""
+"""Reading a log while other processes remove files of it."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,8 +13,8 @@ _MOST_TRIES = 20
 
 
 def while_it_changes(path: AnyPath, call: Callable[[], ResultT]) -> ResultT:
-    """What a call that reads a log returns. Where another process removed files under it, as who compacts or saves
-    anew does, it is called again."""
+    """Returns what a call that reads a log returns. Where another process removed files during the call, as a
+    compaction or another save does, it is called again."""
     for _again in range(_MOST_TRIES - 1):
         before = manifests_in(path)
         try:
@@ -26,7 +26,8 @@ def while_it_changes(path: AnyPath, call: Callable[[], ResultT]) -> ResultT:
 
 
 def manifests_in(path: AnyPath) -> list[bytes]:
-    """The manifests of a log, or of the ranks that saved to a folder, as they are now; those that can be read."""
+    """Returns the manifests of a log, or of the ranks that saved to a folder, as they are now, without unreadable
+    ones."""
     found: list[bytes] = []
     root = as_path(path)
     with suppress(StorageError):

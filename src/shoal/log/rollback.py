@@ -1,4 +1,4 @@
-"""Having the rows of an older version again."""
+"""Rolling tables back to an older version of a log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,11 +27,12 @@ def rolled_back(
     log: str,
     marks_of: Callable[[str], tuple[Mark, ...]],
 ) -> Iterator[None]:
-    """Have the rows of tables be as they were at a version; if the body fails, as they were before.
+    """Sets the rows of tables to those of a version; where the body fails, to those that they had before.
 
-    path: of the log. read: gives the version, and the commits after it; what changed in the tables after the last of
-    these goes, too. It is called again where another process removed files of the log meanwhile. marks_of: the newest
-    commit of the log that changed a table, and others at which it is the same.
+    path: the log's folder. log: its identity.
+    read: returns the version and the commits after it. Changes of the tables after the last of these commits are
+        undone, too. It is called again where another process removed files of the log in the meantime.
+    marks_of: returns the newest commit of the log that changed a table, and others at which the table is the same.
     """
     now: list[_State] = []
     try:
@@ -65,7 +66,7 @@ def _all_then(
     log: str,
     marks_of: Callable[[str], tuple[Mark, ...]],
 ) -> "list[_State]":
-    """What tables had at a version, of the keys whose rows may not be as they were."""
+    """Returns what tables had at a version, for the keys that may have changed since."""
     for name in tables:
         if name not in version.layouts and not any(name in one.commit.tables for one in since):
             raise CheckpointError(f"[{where}] the log has no table {name!r}: there is nothing to roll it back to.")
@@ -83,7 +84,7 @@ def _all_then(
 
 @dataclass(frozen=True)
 class _State:
-    """What a table had of some keys: rows, or none; and what it remembered."""
+    """What a table had for some keys: rows, or none (`gone`); and what it remembered besides."""
 
     table: LoggedTable
     rows: Rows | None
@@ -95,7 +96,7 @@ class _State:
         return self.gone if self.rows is None else torch.cat([self.rows.keys, self.gone])
 
     def restore(self) -> None:
-        """Have it be so again."""
+        """Sets the table to this state."""
         table = self.table
         if len(self.gone):
             table.group.erase(table.number, self.gone.to(table.group.device))
@@ -105,7 +106,7 @@ class _State:
 
 
 def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, marks: tuple[Mark, ...]) -> Tensor | None:
-    """The keys whose rows may not be as they were; None if all may."""
+    """Returns the keys that may have changed since a version; None if all may have."""
     table.table.changes.follow(log, *marks)
     table.table.seal()
     live = table.table.changes.look(log)
@@ -117,7 +118,7 @@ def _touched(table: LoggedTable, since: list[CommittedChanges], log: str, marks:
 
 
 def _then(table: LoggedTable, version: Version, touched: Tensor | None) -> _State:
-    """What keys had at a version."""
+    """Returns what keys had at a version."""
     found = []
     if table.name in version.commit.tables:
         for rows in version.rows(table.name):
@@ -131,6 +132,6 @@ def _then(table: LoggedTable, version: Version, touched: Tensor | None) -> _Stat
 
 
 def _now(then: _State) -> _State:
-    """What the same keys have now."""
+    """Returns what the same keys have now."""
     rows, found = then.table.table.rows(then.keys)
     return _State(then.table, rows, then.keys[~found], then.table.memory())

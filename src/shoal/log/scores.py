@@ -1,4 +1,4 @@
-"""A histogram of scores that come piece by piece, of a range that nobody knows before."""
+"""A histogram of scores that come piece by piece, and whose range is not known before the last piece."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ _EXACT_BITS = 50  # of a bar's number
 
 @dataclass(frozen=True)
 class Bar:
-    """How many scores are in [low, high)."""
+    """The number of scores in [low, high)."""
 
     low: float
     high: float
@@ -21,15 +21,15 @@ class Bar:
 
 
 class ScoreHistogram:
-    """Counts scores in bars whose width is a power of two, at multiples of it: where the range grows, two neighbours
-    become one, and no count is lost or guessed."""
+    """Counts scores in bars. Their width is a power of two, and they begin at multiples of it: where the range grows,
+    two neighbouring bars become one, and counts stay exact."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._power: int | None = None
 
     def add(self, scores: Tensor) -> None:
-        """Count some more. REQUIRES: they are finite."""
+        """Counts some more scores. REQUIRES: they are finite."""
         if not len(scores):
             return
         low, high = (float(end) for end in torch.aminmax(scores))
@@ -39,7 +39,7 @@ class ScoreHistogram:
         scaled = torch.floor(scores * 2.0**-self._power)
         scaled[(scores < 0) & (scaled == 0)] = -1.0  # too small for a float64, and below zero
         numbers, counts = torch.unique(scaled.to(torch.int64), return_counts=True)
-        # Those of one piece that are far from the others may be many bars: each is counted before they are merged.
+        # A piece with a wide range may have many bars: they are counted before they are merged.
         self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         while max(self._counts) - min(self._counts) >= _MOST_BARS:
             self._widen(self._power + 1)
@@ -53,7 +53,7 @@ class ScoreHistogram:
         self._power = power
 
     def bars(self) -> list[Bar]:
-        """From the lowest score to the highest, those without a score between them, too."""
+        """Returns the bars from the lowest score to the highest, including empty ones."""
         if self._power is None:
             return []
         width = 2.0**self._power
@@ -62,7 +62,7 @@ class ScoreHistogram:
 
 
 def _power_for(low: float, high: float, whole: bool) -> int:
-    # Before the difference is taken: that of two finite numbers may not be.
+    # Divided first: the difference of two finite numbers may be infinite.
     span = high / _MOST_BARS - low / _MOST_BARS
     power = math.ceil(math.log2(span)) if span > 0 else 0
     return max(power, 0 if whole else -1000, _exact_power(low, high))

@@ -1,9 +1,9 @@
 """A segment: a header of 64 bytes, then frames. A version's rows come first, its commit frame last.
 
-The first commit says all; of the others, most say only what changed. A base says what the commit before the first one
-said, where a repair let the segment begin with one that does not say all.
+The first commit says all; most of the others say only what changed. Where a repair let a segment begin with a commit
+that does not say all, a base comes first: it says what the commit before that one said.
 
-What stands behind the last whole commit is being written, or was when its writer died.
+The bytes after the last whole commit are being written, or were when their writer died.
 """
 
 import struct
@@ -28,10 +28,10 @@ _FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a frame is."""
+    """A frame's header, and where its payload is."""
 
     header: FrameHeader
-    offset: int  # of its payload
+    offset: int  # of the payload
 
     @property
     def end(self) -> int:
@@ -41,26 +41,27 @@ class Place:
 
 @dataclass(frozen=True)
 class WholeCommit:
-    """A commit whose frames are all there, and where they are."""
+    """A commit of which all frames are there, and where they are."""
 
     commit: Commit
-    segment: int  # its first version
+    segment: int  # the first version of its segment
     frames: Sequence[Place]
     begin: int
     end: int
 
 
 class DamagedError(StorageError):
-    """The bytes of a segment are not what was written, from an offset on: the end of the last whole version.
+    """The bytes of a segment are not what was written, from an offset on.
 
-    version: the first that cannot be read. segment: the first version of its segment.
+    version: the first version that cannot be read. segment: the first version of its segment. offset: where the last
+    whole version before it ends.
     """
 
     segment = offset = version = 0
 
     @staticmethod
     def at(path: FilePath, segment: int, offset: int, version: int, what: str) -> "DamagedError":
-        """The error for a place in a segment."""
+        """Returns the error for a place in a segment."""
         before = "Versions before it can still be read. " if version > 1 else ""
         error = DamagedError(
             f"[file {path}] version {version}, offset {offset}: {sentence(what)} {before}Restore the file from another "
@@ -70,7 +71,7 @@ class DamagedError(StorageError):
         return error
 
     def reading(self, version: int) -> "DamagedError":
-        """The same error, which says that a version is the newest that can be read as it is."""
+        """Returns the same error, saying that `version` is the newest that can be read without a repair."""
         text = str(self).replace("Versions before it can still be read. ", "")
         said = (
             f"Version {version} can still be read, with version={version}; a repair goes on from the highest whole one."
@@ -81,7 +82,7 @@ class DamagedError(StorageError):
 
 
 def header_of(identity: str, first: int) -> bytes:
-    """The first bytes of a segment."""
+    """Returns the first bytes of a segment. identity: the log's. first: the first version in it."""
     head = _HEADER.pack(_MAGIC, _FORMAT_VERSION, 0, bytes.fromhex(identity), first, bytes(20), 0)[:-4]
     return head + struct.pack("<I", _native.crc32c(head))
 
@@ -92,6 +93,6 @@ def is_header(data: bytes) -> bool:
 
 
 def digest_of(headers: Sequence[bytes]) -> dict[str, int]:
-    """What a commit frame says of the frames before it: how many, and a checksum of their headers, which have those of
-    their payloads."""
+    """Returns what a commit frame says of the frames before it: how many there are, and a checksum of their headers,
+    which hold the checksums of their payloads."""
     return {"count": len(headers), "crc32c": _native.crc32c(b"".join(headers))}

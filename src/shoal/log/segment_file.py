@@ -20,18 +20,21 @@ _BINARY_LIMIT = 16 << 20  # states of generators, in a commit
 
 @dataclass
 class Scan:
-    """What a segment holds: whole commits, and where the last one ends. last: the commit before `end`, where it is
-    known. known: commits of snapshots, by version, from which one is completed whose last one is damaged."""
+    """What `SegmentFile.commits` found out on its way.
+
+    end: where the last whole commit ends. last: that commit, where it is known.
+    known: commits of snapshots, by version. A commit is completed from them where the one before it is damaged.
+    """
 
     end: int
     last: Commit | None = None
     known: Mapping[int, Commit] = field(default_factory=dict)
-    problem: str | None = None  # what stands behind, if it is not a whole commit
-    is_damaged: bool = False  # not just the beginning of one
-    stopped: int = 0  # where a frame may stand next, if there is a problem
+    problem: str | None = None  # what comes after `end`, if it is not a whole commit
+    is_damaged: bool = False  # whether it is not just the beginning of a commit
+    stopped: int = 0  # where the next frame may begin, if there is a problem
 
     def before(self, version: int, known_as: str, said: Mapping[str, Any]) -> Commit | None:
-        """The commit from which one can be completed: the one that it names, or itself in a snapshot."""
+        """Returns the commit from which one can be completed: the one that it names, or itself in a snapshot."""
         for one in (self.last, self.known.get(version - 1)):
             if one is not None and not one.is_partial and one.id and one.id == said.get("before"):
                 return one
@@ -41,7 +44,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """What stands where a frame should. end: where another may begin: after the frame, where its header is right."""
+    """Bytes that are no frame. end: where another frame may begin: after this one, if its header is right."""
 
     what: str
     end: int
@@ -49,8 +52,8 @@ class _Wrong:
 
 
 class SegmentFile:
-    """A segment, open for reading. most: how many bytes are looked at, of one that is refused without, as it is almost
-    all holes."""
+    """A segment that is open for reading. most: how many bytes are read at most; without it, a file that is almost all
+    holes is refused."""
 
     def __init__(self, path: FilePath, identity: str, first: int, most: int | None = None) -> None:
         self.path = path
@@ -63,20 +66,20 @@ class SegmentFile:
             raise self.damaged(0, first, what)
 
     def close(self) -> None:
-        """Let it go."""
+        """Closes the file."""
         self._file.close()
 
     def size(self) -> int:
-        """Bytes now, of those that are looked at."""
+        """Returns how many bytes there are to read now."""
         size = int(self._file.size())
         return size if self._most is None else min(size, self._most)
 
     def data_from(self, offset: int) -> int:
-        """Where the next bytes are that are not a hole's, which has any number of zeros; the end where none are."""
+        """Returns where the next bytes are that are not in a hole; the end where there are none."""
         return self._file.next_data(offset)
 
     def read(self, offset: int, count: int) -> bytearray:
-        """Some bytes. REQUIRES: the file has them."""
+        """Returns some bytes. REQUIRES: the file has them."""
         try:
             out = bytearray(count)
         except MemoryError:
@@ -88,28 +91,32 @@ class SegmentFile:
         return out
 
     def check_header(self) -> None:
-        """Raise StorageError where the file is not this segment of this log."""
+        """Raises StorageError where the file is not this segment of this log."""
         wanted = header_of(self._identity, self.first)
         if self.size() < len(wanted) or bytes(self.read(0, len(wanted))) != wanted:
             raise self.damaged(0, self.first, "the header is damaged, or the file is not this segment of this log")
 
     def is_another(self) -> bool:
-        """Whether it has a whole header, and not this segment's."""
+        """Returns whether it has a valid header of another segment."""
         data = bytes(self.read(0, min(SEGMENT_HEADER_BYTES, self.size())))
         return is_header(data) and data != header_of(self._identity, self.first)
 
     def payload(self, place: Place) -> bytearray:
-        """What a frame holds; who decodes it checks it."""
+        """Returns a frame's payload, which was not checked: decoding it does that."""
         return self.read(place.offset, place.header.payload_bytes)
 
     def damaged(self, offset: int, version: int, what: str) -> DamagedError:
-        """The error for bytes that are not what was written."""
+        """Returns the error for bytes that are not what was written."""
         return DamagedError.at(self.path, self.first, offset, version, what)
 
     def commits(self, begin: int, scan: Scan, kept_to: int, seen: int = 0) -> Iterator[WholeCommit]:
-        """Whole commits from an offset on, where one begins. `scan` knows at the end where the last one ends, and what
-        stands behind it. `kept_to`: up to there all is known to be on the disk; behind it, a power cut may have left
-        the frames of a commit and not its rows, so that these are read, too. Not those of versions up to `seen`."""
+        """Yields whole commits from an offset on, where one begins. At the end `scan` says where the last one ends, and
+        what comes after it.
+
+        kept_to: up to there all is known to be on the disk. After it, a power cut may have left a commit's frames
+            without its rows, so that rows are read and checked, too.
+        seen: the rows of versions up to this one are not read.
+        """
         at = scan.end = begin
         frames: list[Place] = []
         size = self.size()
@@ -142,7 +149,7 @@ class SegmentFile:
             yield whole
 
     def check_paddings(self, whole: WholeCommit) -> None:
-        """Raise StorageError where not zeros stand behind the payloads of a commit's frames."""
+        """Raises StorageError where anything but zeros comes after the payload of one of a commit's frames."""
         at = whole.begin
         while at < whole.end:
             where = f"file {self.path}, offset {at}"
@@ -152,11 +159,11 @@ class SegmentFile:
                 raise self.damaged(begin, whole.commit.version, "wanted zeros between frames; got others")
 
     def is_promised(self, version: int, scan: Scan) -> bool:
-        """Whether a commit behind the place where a scan ended says that a version was on the disk before it."""
-        return scan.is_damaged and self._kept_behind(scan.end) >= version
+        """Returns whether a commit after the end of a scan says that a version was on the disk before it."""
+        return scan.is_damaged and self._kept_after(scan.end) >= version
 
-    def _kept_behind(self, at: int) -> int:
-        """The newest version that a commit from an offset on says was on the disk before it."""
+    def _kept_after(self, at: int) -> int:
+        """Returns the newest version of which a commit from an offset on says that it was on the disk before it."""
         size, kept, frames = self.size(), 0, FrameSearch(self)
         while (begin := frames.next_from(at)) is not None:
             at = begin + FRAME_ALIGNMENT
@@ -164,7 +171,7 @@ class SegmentFile:
                 header = FrameHeader.unpack(frames.header(begin), f"file {self.path}, offset {begin}")
             except StorageError:
                 continue
-            # A header that is right says where the next one is: nothing in its payload is one.
+            # A valid header says where the next frame is: bytes in its payload that look like a header are none.
             place = Place(header, begin + HEADER_BYTES)
             at = place.end
             if header.kind is Kind.COMMIT and place.end <= size:
@@ -172,7 +179,8 @@ class SegmentFile:
         return kept
 
     def next_whole(self, at: int, fits: Callable[[int], bool], kept_to: int) -> int | None:
-        """Where the next whole commit begins, from an offset on, whose version fits; None where there is none."""
+        """Returns where the next whole commit begins, from an offset on, of which the version fits; None where there is
+        none."""
         frames = FrameSearch(self)
         while (begin := frames.next_from(at)) is not None:
             scan = Scan(begin)
@@ -191,8 +199,8 @@ class SegmentFile:
             return 0
 
     def _said(self, place: Place) -> bytearray:
-        """The payload of a commit or a base: text, and perhaps a zero and some binary. Raises StorageError where it is
-        not, before all of it is read."""
+        """Returns the payload of a commit or a base: text, and perhaps a zero and binary data. Raises StorageError
+        where it is neither, before all of it is read."""
         size = place.header.payload_bytes
         if size > _COMMIT_LIMIT:
             raise StorageError(f"[file {self.path}] wanted a commit of {_COMMIT_LIMIT} bytes at most; got {size}.")
@@ -208,14 +216,14 @@ class SegmentFile:
         return said
 
     def _pieces(self, place: Place) -> Iterator[bytearray]:
-        """A payload, piece by piece."""
+        """Yields a payload piece by piece."""
         end = place.offset + place.header.payload_bytes
         for begin in range(place.offset, end, PIECE_BYTES):
             yield self.read(begin, min(PIECE_BYTES, end - begin))
 
     def _frame(self, at: int, size: int, kept_to: int = 0, seen: int = 0) -> Place | _Wrong | None:
-        """The frame at an offset, or what is wrong with it; None at the end. Its payload is checked behind `kept_to`,
-        in versions behind `seen`."""
+        """Returns the frame at an offset, or what is wrong with it; None at the end. The payload is checked after
+        `kept_to`, in versions after `seen`."""
         if at >= size:
             return None
         if at + HEADER_BYTES > size:
@@ -238,7 +246,7 @@ class SegmentFile:
         return place
 
     def _base(self, place: Place) -> Commit | str:
-        """The commit of a base, where one may be; else what is wrong."""
+        """Returns the commit of a base, where a base may be; else what is wrong."""
         where = f"file {self.path}, offset {place.offset}"
         if place.offset != SEGMENT_HEADER_BYTES + HEADER_BYTES:
             return f"a base at {place.offset}, which is not the segment's beginning"
@@ -252,7 +260,7 @@ class SegmentFile:
             return f"the base at {place.offset}: {without_place(str(error))}"
 
     def _commit(self, place: Place, frames: Sequence[Place], scan: Scan) -> Commit | str:
-        """The commit of a commit frame, if the frames before it are its own; else what is wrong."""
+        """Returns the commit of a commit frame, if the frames before it belong to it; else what is wrong."""
         where = f"file {self.path}, offset {place.offset}"
         try:
             payload = self._said(place)
@@ -264,7 +272,7 @@ class SegmentFile:
         except StorageError as error:
             return f"the commit frame at {place.offset}: {without_place(str(error))}"
         if commit.version != place.header.version or any(one.header.version != commit.version for one in frames):
-            return f"frames at {place.offset} whose versions differ"
+            return f"frames at {place.offset} of different versions"
         if value.get("frames") != digest_of([one.header.pack() for one in frames]):
-            return f"a commit at {place.offset} whose frames are not those that it had"
+            return f"a commit at {place.offset} with other frames than it was written with"
         return commit

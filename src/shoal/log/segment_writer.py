@@ -7,21 +7,25 @@ from shoal.log.files import SEGMENT_HEADER_BYTES, FilePath
 
 
 class SegmentWriter:
-    """The end of a segment that is being written. require_own: called before each write, with this; it raises where
-    the file is not the writer's any more."""
+    """Writes at the end of a segment.
+
+    require_own: called with this object before each write; it raises where the file is not the writer's any more.
+    end: where the last whole commit ends. is_clean: whether nothing comes after it.
+    headers: of the frames that were written since. holds_commit: whether a commit frame is among those.
+    """
 
     def __init__(self, path: FilePath, end: int, require_own: "Callable[[SegmentWriter], None]") -> None:
         self.path = path
         self._require_own = require_own
-        self.end = end  # behind the last whole commit
+        self.end = end
         self._at = end
         self._file = _native.File.open_to_write(path)
-        self.headers: list[bytes] = []  # of the commit that is being written
-        self.holds_commit = False  # a commit frame that is not known to be kept
-        self.is_clean = True  # whether nothing stands after the last whole commit
+        self.headers: list[bytes] = []
+        self.holds_commit = False
+        self.is_clean = True
 
     def append(self, frame: Sequence[memoryview]) -> None:
-        """Write a frame, in pieces of which the first is its header, behind those before it."""
+        """Writes a frame after those before it. Its first piece is its header."""
         self._require_own(self)
         self.is_clean = False
         for piece in frame:
@@ -31,13 +35,13 @@ class SegmentWriter:
         self.headers.append(bytes(frame[0]))
 
     def append_commit(self, frame: Sequence[memoryview]) -> None:
-        """Write the frame that ends a commit."""
+        """Writes the frame that ends a commit."""
         self.append(frame)
         self.holds_commit = True
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its path still leads to it."""
+        """Whether the file at its path is still this one."""
         return self._file.is_in_place
 
     @property
@@ -46,13 +50,13 @@ class SegmentWriter:
         return self.end == SEGMENT_HEADER_BYTES
 
     def commit(self) -> None:
-        """What was appended is a whole commit."""
+        """Makes what was appended a whole commit."""
         self.end = self._at
         self.headers = []
         self.holds_commit, self.is_clean = False, True
 
     def abandon(self) -> None:
-        """Take what was appended since the last whole commit away again."""
+        """Cuts off what was appended since the last whole commit."""
         self.headers = []
         self._require_own(self)
         self._at = self.end
@@ -61,9 +65,9 @@ class SegmentWriter:
         self.holds_commit, self.is_clean = False, True
 
     def sync(self) -> None:
-        """What was written is on the disk."""
+        """Waits until what was written is on the disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Let it go."""
+        """Closes the file."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""Keeping what a repair takes out of a log: set-aside/<number>/, with the names that the files had, and WHY.txt."""
+"""Keeping what a repair takes out of a log: set-aside/<number>/ holds the files under their names, and WHY.txt."""
 
 from contextlib import suppress
 
@@ -11,7 +11,8 @@ _SUFFIX = ".tmp"
 
 
 class Aside:
-    """A new folder of set-aside/. It has another name until all is in it; one of a repair that died is removed."""
+    """A new folder in set-aside/. It has a temporary name until it is complete; that of a repair that died is
+    removed."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -25,7 +26,7 @@ class Aside:
         self.bytes = 0
 
     def take(self, path: FilePath, begin: int = 0) -> None:
-        """Keep a file of the log: all of it under one name more, or a copy from an offset on."""
+        """Keeps a file of the log: all of it, under a second name, or a copy of the bytes from an offset on."""
         size = size_of(path)
         if size is None or size <= begin:
             return
@@ -38,7 +39,7 @@ class Aside:
         self.bytes += size - begin
 
     def finish(self, why: str) -> None:
-        """All was taken: it is on the disk, and has its name."""
+        """Writes why, waits until all is on the disk, and gives the folder its name."""
         if not self.bytes:
             return
         make_file(self._temporary / "WHY.txt", f"{why}\n".encode())
@@ -49,7 +50,7 @@ class Aside:
             _native.sync_directory(folder)
 
     def abandon(self) -> None:
-        """Remove it: the log keeps all that was taken."""
+        """Removes the folder. The log still has all that was taken."""
         for folder in (self._temporary, self.folder):
             with suppress(StorageError):
                 remove_folder(folder)

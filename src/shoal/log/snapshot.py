@@ -4,7 +4,7 @@
       SNAPSHOT.json         the version's commit, and each table's blocks: their places, checksums and buckets
       <table number>.arrow  an Arrow IPC stream, a record batch a block, in the order of the keys' buckets
 
-Who wants some buckets reads only their blocks.
+The rows of some buckets are read without the blocks of the others.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ _BLOCK_TO_LIST = 6
 
 
 def buckets_of(keys: Tensor, buckets: int) -> Tensor:
-    """The bucket of each key."""
+    """Returns the bucket of each key."""
     out = torch.empty_like(keys)
     _native.buckets(keys, buckets, out)
     return out
@@ -60,12 +60,12 @@ class Block:
     last_bucket: int
 
     def to_json(self) -> list[int]:
-        """What `from_json` takes."""
+        """Returns what `from_json` takes."""
         return [self.offset, self.bytes, self.crc32c, self.rows, self.first_bucket, self.last_bucket]
 
     @staticmethod
     def from_json(where: str, value: Any) -> "Block":
-        """As it came from a file."""
+        """Reads what came from a file."""
         if not isinstance(value, list) or len(value) != 6:
             raise StorageError(f"[{where}] wanted six numbers; got {value!r:.100}. The file is damaged.")
         return Block(*(whole(where, number) for number in value))
@@ -75,14 +75,14 @@ class Block:
 class TableBlocks:
     """One table of a snapshot."""
 
-    number: int  # in the manifest
+    number: int  # its number in the manifest
     bytes: int
     blocks: tuple[Block, ...]
-    schema_crc32c: int | None = None  # of what stands before the first block; None where it was not said
+    schema_crc32c: int | None = None  # of the bytes before the first block; None where the file does not say
 
     @property
     def rows(self) -> int:
-        """Of all blocks."""
+        """The rows of all blocks."""
         return sum(block.rows for block in self.blocks)
 
 
@@ -105,7 +105,7 @@ class TableWriter:
         return crc
 
     def put(self, rows: Rows) -> None:
-        """Write a block."""
+        """Writes a block."""
         if not len(rows):
             return
         ends = buckets_of(rows.keys[[0, -1]], self._layout.buckets).tolist()
@@ -114,19 +114,19 @@ class TableWriter:
         self._blocks.append(Block(offset, self._file.position - offset, crc, len(rows), *ends))
 
     def finish(self) -> TableBlocks:
-        """All of it is on the disk."""
+        """Ends the file; all of it is on the disk then. Returns its blocks."""
         self._write(self._encoder.end())
         size = self._file.position
         self._file.finish()
         return TableBlocks(self._number, size, tuple(self._blocks), self._schema_crc)
 
     def abandon(self) -> None:
-        """Let it go as it is."""
+        """Closes the file as it is."""
         self._file.abandon()
 
 
 class SnapshotWriter:
-    """Writes a snapshot to a folder of another name, which gets its own when all is on the disk."""
+    """Writes a snapshot to a folder with a temporary name, which gets its own name once all is on the disk."""
 
     def __init__(self, files: Files, version: int, suffix: str = ".tmp") -> None:
         self._files = files
@@ -155,7 +155,7 @@ class SnapshotWriter:
             self._open = None
 
     def id_of(self, commit: Commit) -> str:
-        """The id of a commit that stands in no segment, of what it says and of its rows' checksums."""
+        """Returns the id of a commit that is in no segment: a hash of what it says and of its rows' checksums."""
         return id_of(sealed_json({"commit": commit.to_json(), "tables": self._listed()}))
 
     def _listed(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class SnapshotWriter:
         }
 
     def finish(self, commit: Commit) -> SnapshotEntry:
-        """The snapshot is complete and in its place; the manifest does not name it yet."""
+        """Completes the snapshot and puts it in its place. The manifest does not name it yet."""
         data = sealed_json(
             {
                 "commit": commit.to_json(),
@@ -186,18 +186,18 @@ class SnapshotWriter:
         return SnapshotEntry(self._version, _native.crc32c(data))
 
     def abandon(self) -> None:
-        """Remove what was written. REQUIRES: no manifest names it."""
+        """Removes what was written. REQUIRES: no manifest names it."""
         if self._open is not None:
             self._open.abandon()
         remove_folder(self._folder)
 
 
 class SnapshotError(StorageError):
-    """The rows of a snapshot are not what was written."""
+    """The rows of a snapshot are not those that were written."""
 
 
 class Snapshot:
-    """A snapshot that is complete."""
+    """A complete snapshot. hold: whether its files stay open, so that it can be read after others removed it."""
 
     def __init__(self, files: Files, entry: SnapshotEntry, layouts: tuple[Layout, ...], hold: bool = False) -> None:
         self._folder = files.snapshot(entry.version)
@@ -225,7 +225,7 @@ class Snapshot:
                 raise StorageError(f"[file {path}] {name!r:.100} is not the manifest's table {blocks.number}.")
             _check_order(f"file {path}, table {name!r:.100}", blocks, layouts[blocks.number].buckets)
             self.tables[name], self._layouts[name] = blocks, layouts[blocks.number]
-        # Kept open, as others may remove them; otherwise opened when they are read, which is faster.
+        # Files that are not held are opened when they are read, which is faster.
         self._held = {name: _native.File.open_to_read(self.path_of(name)) for name in self.tables if hold}
 
     @property
@@ -234,16 +234,16 @@ class Snapshot:
         return self._folder
 
     def size_of(self, name: str) -> int:
-        """Bytes of a table's file, as it is."""
+        """Returns the bytes of a table's file, as it is."""
         return self._held[name].size() if name in self._held else size_of(self.path_of(name)) or 0
 
     def path_of(self, name: str) -> FilePath:
-        """The file of a table."""
+        """Returns the path of a table's file."""
         return self._folder / _name(self.tables[name].number)
 
     def rows(self, name: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[Rows]:
-        """The blocks of a table that have rows of buckets [first, end), whole, in order. None where it has no such
-        table."""
+        """Yields those blocks of a table that have rows of buckets [first, end), whole and in order; nothing where the
+        snapshot has no such table."""
         if name not in self.tables:
             return
         table, layout, path = self.tables[name], self._layouts[name], self.path_of(name)
@@ -295,7 +295,8 @@ class Snapshot:
 
 
 def _most_bytes(path: FilePath) -> int:
-    """What the list of a snapshot's blocks may take: some for the commit, and of each block less than its rows do."""
+    """Returns how many bytes the list of a snapshot's blocks may have: some for the commit, and for each block fewer
+    than its rows have."""
     if (size_of(path) or 0) <= MOST_BYTES:
         return MOST_BYTES
     found = [_native.look_at(path.with_name(name)) for name in names_in(path.parent) if name != path.name]
@@ -303,7 +304,8 @@ def _most_bytes(path: FilePath) -> int:
 
 
 def _check_keys(where: str, name: str, keys_so_far: InOrder, keys: Tensor, block: Block, is_last: bool) -> None:
-    """Rows stand in the order of their keys' buckets, which are those of the block, each key once."""
+    """Raises SnapshotError where rows are not in the order of their keys' buckets, where these are not the block's, or
+    where a key comes twice."""
     where = f"[{where}] table {name!r:.100}"
     found = keys_so_far.add(keys, block.first_bucket, block.last_bucket, is_last)
     if found.misplaced is not None:
@@ -316,7 +318,7 @@ def _check_keys(where: str, name: str, keys_so_far: InOrder, keys: Tensor, block
 
 
 def _check_order(where: str, table: TableBlocks, buckets: int) -> None:
-    """Blocks stand one behind the other, in the order of their buckets: none is there twice."""
+    """Raises StorageError where blocks are not one after another, in the order of their buckets."""
     end = bucket = 0
     for block in table.blocks:
         if block.offset < end or not bucket <= block.first_bucket <= block.last_bucket < buckets:

@@ -19,7 +19,7 @@ MODEL, OPTIMIZER = "model", "optimizer"
 
 
 def require_states(where: str, dense: Any, optimizer: Any) -> None:
-    """Raise InputError where these are no module, and nothing that has a state dict."""
+    """Raises InputError where `dense` is no module, or `optimizer` has no state dict."""
     if dense is not None and not isinstance(dense, nn.Module):
         raise InputError(f"[{where}] dense: wanted a torch.nn.Module; got {type(dense).__name__}.")
     if optimizer is not None:
@@ -27,6 +27,7 @@ def require_states(where: str, dense: Any, optimizer: Any) -> None:
 
 
 def states_of(where: str, dense: Any, optimizer: Any) -> dict[str, Any]:
+    """Returns the state dicts of what is given."""
     states: dict[str, Any] = {}
     require_states(where, dense, optimizer)
     if dense is not None:
@@ -38,19 +39,20 @@ def states_of(where: str, dense: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def _each(where: str, optimizer: Any, call: Any) -> Any:
-    """What a call makes of an optimizer, or of each of several by name: schedulers and scalers may be among them."""
+    """Returns what a call returns for an optimizer, or for each of several by name. Schedulers and scalers may be among
+    them."""
     several = isinstance(optimizer, Mapping)
     for one in optimizer.values() if several else [optimizer]:
         if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
             raise InputError(
-                f"[{where}] optimizer: wanted what has state_dict and load_state_dict, or a dict of such; got "
+                f"[{where}] optimizer: wanted an object with state_dict and load_state_dict, or a dict of such; got "
                 f"{type(one).__name__}."
             )
     return {name: call(one) for name, one in optimizer.items()} if several else call(optimizer)
 
 
 def check_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: Any) -> None:
-    """Raise CheckpointError where state dicts are not those of a model and its optimizers. Nothing changes."""
+    """Raises CheckpointError where state dicts are not those of a model and its optimizers. Nothing changes."""
     if dense is not None:
         if MODEL not in states:
             raise CheckpointError(f"[{where}] dense: the version has no dense weights. Leave dense= out.")
@@ -72,7 +74,7 @@ def check_dense(where: str, states: Mapping[str, Any], dense: Any, optimizer: An
 
 def _check_model(where: str, dense: Any, held: Any) -> None:
     if not isinstance(dense, nn.Module) or not isinstance(held, Mapping):
-        return  # only it knows
+        return  # only its own load_state_dict can tell
     wanted = {name: value for name, value in dense.state_dict().items() if isinstance(value, Tensor)}
     if absent := sorted(set(wanted) ^ {name for name, value in held.items() if isinstance(value, Tensor)}):
         raise CheckpointError(
@@ -88,14 +90,14 @@ def _check_model(where: str, dense: Any, held: Any) -> None:
 
 
 def _committed(held: Any) -> str:
-    """What was committed: several optimizers under their names, or one."""
+    """Returns what was committed, for an error: several optimizers under their names, or one."""
     if isinstance(held, Mapping) and "state" not in held and all(isinstance(one, Mapping) for one in held.values()):
         return f"a dict of {excerpt(list(held))}"
     return "the one that was committed"
 
 
 def require_initialised(where: str, optimizer: Any, held: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for an optimizer that has to make its states before it takes any, as TorchRec's have to."""
+    """Raises CheckpointError for an optimizer that must make its states before it can load any, as TorchRec's must."""
     if held.get("state") and hasattr(optimizer, "init_state") and not optimizer.state:
         raise CheckpointError(
             f"[{where}] optimizer: wanted a {type(optimizer).__name__} that has states, which it copies into; got one "
@@ -105,8 +107,8 @@ def require_initialised(where: str, optimizer: Any, held: Mapping[str, Any]) -> 
 
 def _check_optimizer(where: str, optimizer: Any, held: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(held, Mapping):
-        return  # only it knows
-    # Not those of `optimizer.param_groups`: TorchRec's keyed optimizers leave them out of their state dicts.
+        return  # only its own load_state_dict can tell
+    # Not `optimizer.param_groups`: TorchRec's keyed optimizers leave them out of their state dicts.
     mine, theirs = _group_sizes(optimizer.state_dict()), _group_sizes(held)
     if mine != theirs:
         got = f"it has groups of {mine} parameters; the version's had {theirs}"
@@ -122,14 +124,14 @@ def _group_sizes(state: Mapping[str, Any]) -> list[int | None] | None:
 
 
 def _parameters_of(group: Any) -> int | None:
-    """How many parameters a group has, as a file says; None where it is none."""
+    """Returns how many parameters a group of a file has; None where it is no group."""
     params = group.get("params", []) if isinstance(group, dict) else None
     return len(params) if isinstance(params, list) else None
 
 
 @dataclass
 class Done:
-    """Whether a body is done: what fails afterwards, as an interrupt may, takes nothing back."""
+    """Whether a body has done its work: a later failure, as by an interrupt, undoes nothing."""
 
     is_done: bool = False
 
@@ -138,8 +140,8 @@ class Done:
 def restored_dense(
     where: str, states: Mapping[str, Any], dense: Any, optimizer: Any, done: Done | None = None
 ) -> Iterator[None]:
-    """Load state dicts into a model and its optimizers, as they were. Where these do not take them, or the body fails
-    before it is done, all is as it was before."""
+    """Loads state dicts into a model and its optimizers. Where these do not take them, or the body fails before it is
+    done, they get back the states that they had."""
     check_dense(where, states, dense, optimizer)
     before = _copied(states_of(where, dense, optimizer))
     try:
@@ -164,7 +166,7 @@ def restored_dense(
 
 
 def _copied(value: Any) -> Any:
-    """State dicts of their own, on the host: a model on a device has no room for two."""
+    """Returns a copy of state dicts on the host: a device may not have room for two models."""
     if isinstance(value, Tensor):
         return value if nn.parameter.is_lazy(value) else value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

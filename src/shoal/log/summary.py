@@ -1,4 +1,4 @@
-"""What a log holds, told in numbers."""
+"""What a log holds, in numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from shoal.records import Layout
 
 @dataclass(frozen=True)
 class TableSummary:
-    """A table at the newest version. bytes: of its rows, with keys and scores. scores: None where nobody asked."""
+    """A table at the newest version. bytes: of its rows, with keys and scores. scores: None where rows were not
+    read."""
 
     layout: Layout
     rows: int
@@ -40,7 +41,7 @@ class SnapshotSummary:
 
 @dataclass(frozen=True)
 class SegmentSummary:
-    """A segment; without commits yet where `last` is before `first`."""
+    """A segment. It has no commits yet where `last` is less than `first`."""
 
     first: int
     last: int
@@ -52,7 +53,7 @@ class Summary:
     """A log."""
 
     identity: str
-    oldest: int | None  # version whose rows can be had; None before the first commit
+    oldest: int | None  # the oldest version that can be read; None before the first commit
     newest: int | None
     tables: tuple[TableSummary, ...]
     snapshots: tuple[SnapshotSummary, ...]
@@ -66,10 +67,12 @@ class Summary:
 def summarize(
     files: Files, commits: int = 10, scores: bool = True, progress: Callable[[int], None] = lambda _rows: None
 ) -> Summary:
-    """What a log holds, while others may write to it. commits: how many of the last ones are told of, of those that are
-    not in a snapshot alone. scores: whether all rows are read, for histograms of their scores; `progress` hears of
-    them. Where a segment is damaged, it tells of what stands before, where a snapshot is, of all else; damage within
-    rows is seen where all are read."""
+    """Returns what a log holds, while others may write to it. Of a damaged segment it has what comes before the damage;
+    of a damaged snapshot it has nothing. Damage within rows is only found where all rows are read.
+
+    commits: how many of the newest commits are in it, of those that are in segments.
+    scores: whether all rows are read, for histograms of their scores. progress: called with numbers of rows.
+    """
     try:
         return while_it_changes(files.root, lambda: _whole(_summarize(files, commits, scores, progress)))
     except _DamagedLogError as error:
@@ -83,7 +86,7 @@ class _DamagedLogError(StorageError):
 
 
 def _whole(summary: Summary) -> Summary:
-    """Raises where it is not: what is missing may have been compacted meanwhile."""
+    """Raises where the summary names damage: what is missing may have been compacted in the meantime."""
     if summary.damage is not None:
         raise _DamagedLogError(summary)
     return summary

@@ -1,4 +1,4 @@
-"""Reading a log's files to their end, also what stands after damage, where readers stop."""
+"""Reading a log's files to their end, also after damage, where a LogReader stops."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,10 +20,10 @@ from shoal.records.excerpt import sentence, without_place
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Bytes after the last whole commit: one that is being written, or was when its writer died.
+    """Bytes after the last whole commit: a commit that is being written, or was when its writer died.
 
-    is_damaged: they are not the beginning of a commit, which a power cut may leave, or damage to what was not promised
-        to be on the disk.
+    is_damaged: whether they are not the beginning of a commit. A power cut may leave such bytes, and so may damage to
+        bytes that were not known to be on the disk.
     """
 
     path: FilePath
@@ -40,9 +40,9 @@ class Unfinished:
 def walk(
     files: Files, manifest: Manifest, head: Head, snapshots: Iterable[Snapshot] = (), checked: bool = False
 ) -> Iterator[CommittedChanges | DamagedError | Unfinished]:
-    """All whole commits of a log's segments, in order; where one should stand and does not, or does not follow the one
-    before it, the error; and at the end what is not finished. checked: whether a commit whose rows are damaged is not
-    whole."""
+    """Yields all whole commits of a log's segments, in order; an error where a commit is missing or does not follow the
+    one before it; and at the end what is not finished. checked: whether rows are read, and a commit with damaged rows
+    does not count as whole."""
     known = {one.commit.version: one.commit for one in snapshots}
     chain = Chain(manifest, known.values())
     newest = manifest.snapshots[-1].version if manifest.snapshots else 0
@@ -69,7 +69,7 @@ def walk(
 
 
 class _Walk:
-    """One segment."""
+    """Walks one segment."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class _Walk:
         self._files = files
         self._manifest = manifest
         self._chain = chain
-        self._known = known  # of snapshots
+        self._known = known  # commits of snapshots, by version
         self._segment = segment
-        self._end = end  # the first version of the next one
+        self._end = end  # the first version of the next segment
         self._promised = 0 if manifest.is_skipped(head.version) else head.version
         self._promised_to = head.end if self._promised and head.segment == segment.first else 0
         self._kept_to = 0 if checked else self._promised_to if end is None else segment.size()
@@ -131,7 +131,7 @@ class _Walk:
                 if not is_said:
                     yield from self._at_end(scan)
                 return
-            # All before a whole commit was written by now: what is broken still is damaged.
+            # Bytes before a whole commit are written by now: what is still broken is damaged.
             again = next(segment.commits(scan.end, Scan(scan.end), self._kept_to), None)
             if again is not None:
                 at, last = scan.end, scan.last
@@ -141,12 +141,12 @@ class _Walk:
             at, last, is_said, is_damaged = resume, None, True, True
 
     def _fits(self, version: int) -> bool:
-        """Whether a version may stand in what is left of the segment."""
+        """Returns whether a version may be in the rest of the segment."""
         is_before = self._end is None or version < self._end
         return self._wanted <= version and is_before and not self._manifest.is_skipped(version)
 
     def _at_end(self, scan: Scan) -> Iterator[DamagedError | Unfinished]:
-        """What is missing after the last whole commit."""
+        """Yields what is missing after the last whole commit."""
         segment, wanted = self._segment, self._wanted
         if self._end is not None:
             if self._manifest.after(wanted - 1) != self._end or scan.problem is not None:
@@ -167,7 +167,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class Found:
-    """A commit whose frames are all there. lost: tables whose rows in it are damaged."""
+    """A commit of which all frames are there. lost: tables of which it has damaged rows."""
 
     changes: CommittedChanges
     lost: frozenset[str] = frozenset()
@@ -182,7 +182,7 @@ class Found:
 class Survey:
     """What is whole in a log, and what is not.
 
-    snapshots: of which the list of blocks is whole, with those of its tables whose blocks are not.
+    snapshots: those with a whole list of blocks, each with the names of tables that have damaged blocks.
     """
 
     manifest: Manifest
@@ -203,7 +203,7 @@ class Survey:
 
 
 def survey(files: Files) -> Survey:
-    """Read all of a log but its dense files."""
+    """Reads all of a log but its dense files."""
     try:
         found = Survey(read_manifest(files), read_head(files))
     except StorageError as error:
@@ -245,7 +245,7 @@ def _as_damage(manifest: Manifest, one: Unfinished) -> DamagedError:
 
 
 def _lost(files: Files, manifest: Manifest, one: CommittedChanges) -> tuple[DamagedError | None, frozenset[str]]:
-    """The tables whose rows in a commit are damaged, or are not what a version may have, and the first error."""
+    """Returns the first error in a commit's rows, and the tables of which its rows are damaged or not allowed."""
     whole, names = one.whole, [layout.name for layout in manifest.layouts]
     segment = SegmentFile(files.segment(whole.segment), manifest.identity, whole.segment, whole.end)
     by_table: dict[int, list[Place]] = {}

@@ -28,21 +28,21 @@ class LoggedTable:
 
     @property
     def table(self) -> Loggable:
-        """The table itself."""
+        """The table as its group has it."""
         return self.group.tables[self.number]
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The table's name."""
         return self.table.config.name
 
     @cached_property
     def layout(self) -> Layout:
-        """What its rows are."""
+        """The layout of its rows."""
         return layout_of(self.table.config, self.group.seed)
 
     def memory(self, puts: int = 0, deletes: int = 0, replaces: bool = False) -> TableCommit:
-        """What it remembers beside its rows, and what a commit does to these."""
+        """Returns what a commit says of the table: what it remembers besides its rows, and how many rows change."""
         table = self.table
         if table.step > MOST_STEPS:
             raise InputError(
@@ -57,32 +57,34 @@ class LoggedTable:
 
     @property
     def optimizer(self) -> str:
-        """The name of its optimizer; "" where it has none."""
+        """The name of the table's optimizer; "" where it has none."""
         optimizer = self.table.config.optimizer
         return "" if optimizer is None else type(optimizer).__name__
 
     def require_trained_alike(self, where: str, kind: str | None, layout: Layout, advice: str) -> None:
-        """Raise CheckpointError where rows of that layout have another optimizer, or other state of the same one. kind:
-        its name, "" for none, None where it was not said. REQUIRES: the dims are the same."""
+        """Raises CheckpointError where rows of a layout were trained by another optimizer than the table's, or have
+        other state of the same one. kind: the optimizer's name, "" for none, None where it is not known. REQUIRES: the
+        dims are the same."""
         config = self.table.config
         widths: dict[str, int | None] = {column.name: column.width for column in layout.columns}
         if otherwise := trained_otherwise(config.name, config.dim, config.optimizer, kind, widths):
             raise CheckpointError(f"[{where}] {otherwise} {advice}")
 
     def remember(self, memory: TableCommit) -> None:
-        """Have what it remembers be as it was. Settings of an optimizer that it does not have are left out."""
+        """Sets what the table remembers besides its rows. Settings that its optimizer does not have are left out."""
         self.table.step = memory.step
         self.group.settings_may_change = True
         for name, value in self.settings_of(memory).items():
             self.table.optimizer_hyper[name] = value
 
     def follow(self, log: str, commit: Mark) -> None:
-        """Be read for a log whose newest commit that is. Sooner is cheaper: of rows that come later, all is known."""
+        """Opens a cursor for a log with this newest commit. Rows that are put before the call are not tracked by it."""
         self.table.changes.follow(log, commit)
         self.table.follow_cursors()
 
     def equals(self, log: str, commit: Mark) -> None:
-        """It was loaded from that commit of a log: what changes from now on is news there."""
+        """Has the table's cursor for a log begin here: the table equals that commit, and only later changes are new to
+        it."""
         changes = self.table.changes
         self.follow(log, commit)
         self.table.seal()
@@ -90,7 +92,8 @@ class LoggedTable:
         changes.committed(log, commit)
 
     def settings_of(self, memory: TableCommit) -> dict[str, Any]:
-        """Of what it remembered the settings that its optimizer has. Raises StorageError where that refuses them."""
+        """Returns those of the settings that the table's optimizer has. Raises StorageError where the optimizer refuses
+        them."""
         optimizer, hyper = self.table.config.optimizer, self.table.optimizer_hyper
         settings = {name: value for name, value in memory.hyper.items() if name in hyper}
         if optimizer is not None:
@@ -126,7 +129,7 @@ class LoggedTables(Mapping[str, LoggedTable]):
                     f"[{where}] wanted tables that can have rows; got {table.name!r} on meta, which has none. Call "
                     f"to_empty(device='cpu') or to_empty(device='cuda') on the model first."
                 )
-        # In one order for all who lock several.
+        # In one order everywhere, so that two threads that lock several groups do not wait for each other.
         self.groups: list[Group] = sorted({one.group for one in self._tables.values()}, key=lambda group: group.name)
 
     def __getitem__(self, name: str) -> LoggedTable:

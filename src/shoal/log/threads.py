@@ -1,4 +1,4 @@
-"""Work in threads of its own: items that are made while others are used, and what should not be noticed."""
+"""Work in threads of its own: making an item while the one before is used, and working in the background."""
 
 import os
 import sys
@@ -10,18 +10,18 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
-# Of a core that a thread of training wants too, it gets a tenth.
+# A background thread gets a tenth of a core that a thread of training wants, too.
 _NICENESS = 10
-# For work that was interrupted: it looks whether it was every few milliseconds.
+# How long interrupted work may take to end: it checks for that every few milliseconds.
 _SECONDS_TO_END = 10.0
 # A signal that comes just before a wait does not end it: its handler runs when the wait does.
 _SECONDS_TO_HEAR = 0.1
 
 
 def made_ahead(items: Generator[ItemT, None, None]) -> Iterator[ItemT]:
-    """The same items, each of which a thread makes while the one before it is used.
+    """Yields the same items. A thread makes each one while the one before it is used.
 
-    The thread alone runs and closes what makes them: an interrupt may end any wait for it, also that for its end.
+    Only that thread runs and closes the generator: an interrupt may end any wait for the thread, also the last one.
     """
     wanted: SimpleQueue[bool] = SimpleQueue()  # queues of the interpreter's own: no interrupt leaves them locked
     made: SimpleQueue[_Made[ItemT]] = SimpleQueue()
@@ -42,7 +42,7 @@ def made_ahead(items: Generator[ItemT, None, None]) -> Iterator[ItemT]:
 
 @dataclass(frozen=True)
 class _Made(Generic[ItemT]):
-    """An item, or the end: by an error, if there is one."""
+    """An item, or the end of the items, with the error that ended them if there was one."""
 
     is_item: bool
     item: ItemT | None = None
@@ -65,12 +65,13 @@ def _make(items: Generator[ItemT, None, None], wanted: "SimpleQueue[bool]", made
 
 
 class _Interrupted(BaseException):
-    """Nobody waits any more."""
+    """Raised in background work once its caller was interrupted."""
 
 
 def in_background(work: Callable[[Callable[[object], None]], ItemT]) -> ItemT:
-    """What `work` returns, at a lower priority than that of who waits for it, where the system has one for a thread. It
-    is given something to call now and then, which raises once who waits was interrupted."""
+    """Runs `work` in a thread and returns its result. The thread has a lower priority than the caller's, where the
+    system has priorities of threads. `work` gets a function to call now and then, which raises once the caller was
+    interrupted."""
     is_interrupted = threading.Event()
 
     def go_on(_done: object) -> None:

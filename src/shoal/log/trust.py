@@ -1,9 +1,9 @@
-"""Whose the files of a log are that a writer believes, writes and removes. A log may come from a stranger, as an
-archive or by a disk that several users have: what stands in it decides which files a writer removes.
+"""Which user owns the files that a writer believes, writes and removes. A log may come from a stranger, in an archive
+or on a disk that several users share, and its content decides which files a writer removes.
 
-A folder or file of another user than the one who writes is refused, as git does it (safe.directory); root is no
-exception. So is a link, or a pipe or device, wherever the log has a file or a folder: the door follows none, and this
-says so before anything changes.
+A folder or file of another user than the one that writes is refused, as git does it (safe.directory), also for root. A
+link, a pipe or a device in the place of a file or folder of the log is refused, too: no link is ever followed, and the
+check here raises before anything changes.
 """
 
 import os
@@ -14,27 +14,27 @@ from shoal import _native
 from shoal.errors import CheckpointError
 from shoal.log.files import FilePath, Files, names_in, size_of
 
-# By how many folders deep their files are: what a writer believes and removes in them.
+# The folders of which a writer believes or removes files, and how many levels deep those are.
 _DEPTHS = (("segments", 1), ("dense", 1), ("snapshots", 2), ("set-aside", 0))
 
 
 def require_own_files(files: Files, where: str, trust: bool) -> None:
-    """Raise StorageError where a log has something else than files and folders, and CheckpointError where one of them
-    is another user's, unless they are trusted."""
+    """Raises StorageError where a log has something else than files and folders, and CheckpointError where one of them
+    is another user's, unless `trust` is set."""
     user = os.geteuid()
     for path in _places(files):
         entry = _native.look_at(path)
         if entry is None or entry.owner == user or trust:
             continue
         raise CheckpointError(
-            f"[{where}] wanted files of user {_named(user)}, who writes here; {path} belongs to user "
-            f"{_named(entry.owner)}, who may decide with it what is written and removed. Give trust=True (--trust) if "
+            f"[{where}] wanted files of user {_named(user)}, which writes here; {path} belongs to user "
+            f"{_named(entry.owner)}, which can decide by it what is written and removed. Give trust=True (--trust) if "
             f"that is right; reading needs no trust."
         )
 
 
 def _places(files: Files) -> Iterator[FilePath]:
-    """Each file and folder that a writer may touch, if it is there."""
+    """Yields each path that a writer may touch."""
     yield files.root
     known = (files.manifest, files.head, files.writer, files.lock, files.manifest_lock, files.compact_lock)
     for path in known:

@@ -1,4 +1,4 @@
-"""Reading every byte of a log, and comparing it with its checksum, or with what must stand there if it has none."""
+"""Reading every byte of a log, and comparing it with its checksum, or with its only valid value if it has none."""
 
 import time
 from collections import Counter
@@ -29,14 +29,17 @@ from shoal.records.frames import most_bytes
 from shoal.records.ipc import ARROW_ERRORS, require_schema
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-# A head that is being written over may be read in halves; the next look sees another one.
+# A head that is being written may be read half old and half new; then it is read again.
 _LOOKS, _BETWEEN_S = 20, 0.01
 
 
 @dataclass
 class Report:
-    """What `verify` read, and the problems it found. unfinished: bytes after the last whole commit, which a writer is
-    at, or was when it died. not_finite: rows with NaN or infinity, which training may make of extreme values."""
+    """What `verify` read, and the problems it found.
+
+    unfinished: bytes after the last whole commit, which are being written, or were when their writer died.
+    not_finite: rows with NaN or infinity, which training may make of extreme values.
+    """
 
     snapshots: int = 0
     commits: int = 0
@@ -48,12 +51,13 @@ class Report:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all of it is as it was written."""
+        """Whether all of the log is as it was written."""
         return not self.problems
 
 
 def verify(files: Files, progress: Callable[[int], None] = lambda _rows: None) -> Report:
-    """Read everything that the manifest names, while others may write and compact. `progress` hears of rows."""
+    """Reads everything that the manifest names, while others may write and compact. progress: called with numbers of
+    rows."""
     try:
         return while_it_changes(files.root, lambda: _sound(files, progress))
     except _Unsound as error:
@@ -75,7 +79,7 @@ def _sound(files: Files, progress: Callable[[int], None]) -> Report:
 
 def _look(files: Files, progress: Callable[[int], None]) -> Report:
     report = Report()
-    head = read_head(files)  # first: it promises no more than what is read behind it
+    head = read_head(files)  # first: it promises no more than what is read after it
     try:
         reader = LogReader(files)
         _check_seal(files)
@@ -113,7 +117,7 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
             report.unfinished = one.bytes
             continue
         newest = max(newest, one.version)
-        # Of versions before the oldest that can be had, it may be gone.
+        # The dense weights of versions before the oldest may be gone.
         if one.commit.dense is not None and one.version >= reader.manifest.oldest:
             dense[one.commit.dense.version] = one.commit.dense
         try:
@@ -136,14 +140,14 @@ def _look(files: Files, progress: Callable[[int], None]) -> Report:
             report.dense += 1
         except ShoalError as error:
             report.problems.append(str(error))
-    # Who makes a log writes its first head behind the manifest; before the first commit there is nothing to promise.
+    # A new log gets its first head after its manifest; before the first commit there is nothing to promise.
     if newest and (problem := _head_problem(files)) is not None:
         report.problems.append(problem)
     return report
 
 
 def _check_counts(where: str, commit: Commit, puts: Counter[str], deletes: Counter[str]) -> None:
-    """A commit says how many rows and deletes it has of each table."""
+    """Raises StorageError where a commit has another number of rows or deletes of a table than it says."""
     for name in {*said_in(commit.tables), *puts, *deletes}:
         found, said = (puts[name], deletes[name]), commit.tables.get(name)
         told = (0, 0) if said is None else (said.puts, said.deletes)
@@ -154,7 +158,7 @@ def _check_counts(where: str, commit: Commit, puts: Counter[str], deletes: Count
 
 
 def _check_rows(where: str, snapshot: Snapshot) -> None:
-    """A snapshot has as many rows of each table as its commit says."""
+    """Raises StorageError where a snapshot has another number of rows of a table than its commit says."""
     for name in {*snapshot.tables, *snapshot.commit.tables}:
         found = snapshot.tables[name].rows if name in snapshot.tables else 0
         said = snapshot.commit.tables[name].rows if name in snapshot.commit.tables else 0
@@ -180,11 +184,11 @@ def _head_problem(files: Files) -> str | None:
 
 
 def _check_seal(files: Files) -> None:
-    """The manifest ends behind its checksum; who reads it overlooks newlines."""
+    """Raises StorageError where anything comes after the manifest's checksum: reading it ignores newlines."""
     data = bytes(read_file(files.manifest, MOST_MANIFEST_BYTES))
     if data != data.rstrip(b"\n") + b"\n":
         raise StorageError(
-            f"[file {files.manifest}] wanted one newline behind the checksum; got {data[-20:]!r}. Restore it from "
+            f"[file {files.manifest}] wanted one newline after the checksum; got {data[-20:]!r}. Restore it from "
             f"another copy."
         )
 
@@ -198,8 +202,8 @@ def _check_paddings(files: Files, identity: str, one: CommittedChanges) -> None:
 
 
 def _check_around_blocks(snapshot: Snapshot, name: str, layout: Layout) -> None:
-    """The schema stands before a table's blocks, nothing between them, the stream's end behind them.
-    REQUIRES: the file has its size."""
+    """Raises StorageError where something else than the schema comes before a table's blocks, anything between them, or
+    something else than the stream's end after them. REQUIRES: the file has its size."""
     path, table = snapshot.path_of(name), snapshot.tables[name]
     begin = end = table.blocks[0].offset if table.blocks else table.bytes - len(_END_OF_STREAM)
     for block in table.blocks:
@@ -223,7 +227,8 @@ def _check_around_blocks(snapshot: Snapshot, name: str, layout: Layout) -> None:
 
 
 def _check_schema(where: str, data: bytes, wanted: pa.Schema) -> None:
-    """Bytes are one message with that schema, which another version of Arrow may write in other bytes."""
+    """Raises StorageError where bytes are not one message with that schema, which another version of Arrow may write
+    differently."""
     source = pa.BufferReader(data)
     try:
         found = pa.ipc.read_schema(pa.ipc.read_message(source))

@@ -21,7 +21,7 @@ Older = Callable[[StorageError, Commit], "Version"]
 
 
 class Version:
-    """All that a log held at one version."""
+    """All that a log held at one version: a snapshot or none, and the commits after it."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Version:
         dense: Any = None,
         older: "Older | None" = None,
     ) -> None:
-        self._older = older  # the same version without its snapshot, which an error says is damaged
+        self._older = older  # gives the same version without its snapshot, which an error says is damaged
         self._files = files
         self._dense = dense  # its file, where it is kept open
         self._snapshot = snapshot
@@ -43,11 +43,11 @@ class Version:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """How the rows of each table are laid out, by name."""
+        """The layouts of its tables, by name."""
         return {layout.name: layout for layout in self.manifest.layouts if layout.name in self.commit.tables}
 
     def dense(self) -> dict[str, Any]:
-        """The state dicts that were committed last, up to this version."""
+        """Returns the state dicts that were committed last, up to this version."""
         if self.commit.dense is None:
             return {}
         return read_dense(self._files.dense_of(self.commit.dense.version), self.commit.dense, self._dense)
@@ -55,29 +55,29 @@ class Version:
     def steps(
         self, table: str, first_bucket: int = 0, end_bucket: int | None = None
     ) -> Generator[TableChange, None, None]:
-        """What makes the table's rows, one after the other: rows of the snapshot, then changes behind it. Rows of
-        other buckets may be among them."""
+        """Yields changes that make the table's rows when they are applied in order: rows of the snapshot, then the
+        changes after it. Rows of other buckets may be among them."""
         base, commits = self.base_of(table)
         if base is not None:
             try:
                 for rows in base.rows(table, first_bucket, end_bucket):
                     yield TableChange(table, puts=rows)
             except SnapshotError as error:
-                # All of its steps: they put or delete each key of those before once more.
+                # All steps from the beginning: they put or delete again each key that was yielded so far.
                 yield from self.without_snapshot(error).steps(table, first_bucket, end_bucket)
                 return
         for one in commits:
             yield from one.changes(table)
 
     def without_snapshot(self, error: StorageError) -> "Version":
-        """The same version from an older snapshot, or from the log's beginning. Raises `error`, which says that its
-        snapshot is damaged, where the log does not have that."""
+        """Returns the same version from an older snapshot, or from the log's beginning. Raises `error`, which says that
+        the snapshot is damaged, where the log does not have it."""
         if self._older is None:
             raise error
         return self._older(error, self.commit)
 
     def most_rows(self, table: str) -> int:
-        """The most rows that the files' sizes allow a table to have, whatever they say."""
+        """Returns the most rows of a table that files of their sizes can hold, whatever the files say."""
         base, commits = self.base_of(table)
         number = self.manifest.number_of(table)
         held = 0 if base is None or table not in base.tables else base.size_of(table)
@@ -86,14 +86,15 @@ class Version:
         return held // self.layouts[table].row_bytes
 
     def changes(self, table: str) -> int:
-        """How many rows and deletes its `steps` have."""
+        """Returns how many rows and deletes the `steps` of a table have."""
         base, commits = self.base_of(table)
         held = 0 if base is None or table not in base.tables else base.tables[table].rows
         said = [one.commit.tables[table] for one in commits if table in one.commit.tables]
         return held + sum(one.puts + one.deletes for one in said)
 
     def base_of(self, table: str) -> tuple[Snapshot | None, list[CommittedChanges]]:
-        """The snapshot, unless a later commit replaced all rows; and the commits from there on."""
+        """Returns the snapshot and the commits that make a table: without a snapshot, from the last commit on that
+        replaced all of its rows."""
         for at in range(len(self._commits) - 1, -1, -1):
             said = self._commits[at].commit.tables.get(table)
             if said is not None and said.replaces:
@@ -101,8 +102,8 @@ class Version:
         return self._snapshot, self._commits
 
     def rows(self, table: str, first_bucket: int = 0, end_bucket: int | None = None) -> Iterator[Rows]:
-        """The rows themselves, each once, in pieces: first those that did not change since the snapshot, in the order
-        of their buckets; then the others."""
+        """Yields the rows of a table, each once, in pieces: first those that did not change since the snapshot, in the
+        order of their buckets; then the others."""
         if table not in self.layouts:
             raise no_table(self._files, list(self.layouts), table)
         base, commits = self.base_of(table)
@@ -124,7 +125,7 @@ class Version:
             yield _some(rows, self._is_in(table, rows, first_bucket, end_bucket))
 
     def _is_in(self, table: str, rows: Rows, first: int, end: int | None) -> Tensor:
-        """Whether each row is of these buckets."""
+        """Returns whether each row is of these buckets."""
         if first == 0 and end is None:
             return torch.ones(len(rows), dtype=torch.bool, device="cpu")
         buckets = buckets_of(rows.keys, self.layouts[table].buckets)
@@ -132,12 +133,12 @@ class Version:
 
     @property
     def begins_at(self) -> int:
-        """The version of the snapshot that it begins with; 0 where it begins with none."""
+        """The version of the snapshot that it begins with; 0 where there is none."""
         return 0 if self._snapshot is None else self._snapshot.commit.version
 
     @property
-    def is_behind_snapshot(self) -> bool:
-        """Whether commits came since the snapshot that it begins with."""
+    def is_after_snapshot(self) -> bool:
+        """Whether it has commits after the snapshot that it begins with."""
         return len(self._commits) > 0
 
 
@@ -146,7 +147,7 @@ def _some(rows: Rows, chosen: Tensor) -> Rows:
 
 
 class Winners:
-    """Of changes in order, the last one of each key. `keys`: all that changed, in ascending order."""
+    """The last change of each key, of changes in order. keys: all keys that changed, in ascending order."""
 
     def __init__(self, table: str, commits: list[CommittedChanges]) -> None:
         self._table = table
@@ -166,14 +167,14 @@ class Winners:
         return len(self.keys)
 
     def has(self, keys: Tensor) -> Tensor:
-        """Whether each key was put or deleted."""
+        """Returns whether each key was put or deleted."""
         if not len(self.keys):
             return torch.zeros(len(keys), dtype=torch.bool, device="cpu")
         at = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
         return self.keys[at] == keys
 
     def rows(self) -> Iterator[Rows]:
-        """The rows of keys whose last change is a put."""
+        """Yields the rows of keys whose last change is a put."""
         number = begin = 0
         for one in self._commits:
             for change in one.changes(self._table):
