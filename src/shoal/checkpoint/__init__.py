@@ -1,4 +1,4 @@
-"""Saving tables and having them again, in another layout of tiers, devices or ranks."""
+"""Saving tables and loading them again, with other tiers, devices or ranks if need be."""
 
 from shoal.checkpoint.loading import load
 from shoal.checkpoint.recovery import recover

@@ -1,4 +1,4 @@
-"""Loading tables from a checkpoint or a log, whatever their tiers, devices and ranks were."""
+"""Loading tables from a checkpoint or a log, whatever tiers, devices and ranks it was saved with."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +28,9 @@ from shoal.log.version import Version
 from shoal.records import Layout, Rows
 from shoal.records.finite import count_not_finite
 
+# Frames from the warning of `fill` to the caller of `load` or `recover`.
+_TO_CALLER = 6
+
 
 def load(
     path: str | Path,
@@ -44,25 +47,26 @@ def load(
     ranks: int = 1,
     progress: bool | None = None,
 ) -> Commit:
-    """Replace the rows of tables by those of a checkpoint or a log; returns the commit that they are of.
+    """Replaces the rows of tables by those of a checkpoint or a log; returns the commit that they are from.
 
     bags: a collection, or a list of them.
-    dense, optimizer: a module, and an object with a state dict, to be loaded too.
-    version: of a log; None is the newest.
-    tables: names of those to load; None is all of the collection.
-    state: False loads weights alone, and rows' state is as at birth. Otherwise rows that another optimizer trained, or
-        one whose settings give rows other state, are refused; a table without an optimizer takes weights alone anyway.
-    cast: weights may be of another type, and are rounded to the table's.
-    rng: True has torch's generators be as they were when it was saved, to train on; of several ranks, the first's. One
-        that was saved without them is refused.
+    dense, optimizer: a module, and an object with a state dict, which are loaded, too.
+    version: a version of a log; None is the newest.
+    tables: the names of the tables to load; None is all of the collection.
+    state: False loads only weights; rows get the state of new rows. Otherwise rows that another optimizer trained, or
+        the same one with settings that give rows other state, are refused. A table without an optimizer takes only
+        weights anyway.
+    cast: whether weights may be of another type; they are rounded to the table's.
+    rng: True sets torch's generators to the states that were saved, to go on training; those of the first of several
+        ranks. A checkpoint without these states is refused.
     rank, ranks: only rows of that rank's buckets are loaded.
-    progress: whether to show a bar; None is where standard error is a terminal.
+    progress: whether to show a bar; None means if standard error is a terminal.
 
-    Scores and the table's step come with the rows; with its state come the settings of its optimizer, learning rate
+    Scores and the table's step come with the rows. With the state come the settings of the optimizer, learning rate
     included. Sizes of tiers, devices and the ranks that saved do not matter.
 
-    Wrong settings, and tables without room, raise before anything changes; where a file is damaged in the middle, or a
-    weight is more than the table's type has, tables are left empty, and it says so.
+    Wrong settings, and tables without room, raise before anything changes. Where a file is damaged in the middle, or a
+    weight is too large for the table's type, tables are left empty, and the error says so.
     """
     where = f"load {path}"
     require_path("load", path)
@@ -114,8 +118,8 @@ def load(
 
 
 def require_one_save(where: str, versions: Sequence[Version]) -> None:
-    """Raise CheckpointError where the parts of ranks were not saved together: one rank saved again, and another did
-    not, or they are of two runs. Parts of a Shoal whose parts had no id are told by their steps and versions alone."""
+    """Raises CheckpointError where the parts of ranks were not saved together: one rank saved again and another did
+    not, or they are of two runs. Parts of older Shoals, which have no id, are compared by their steps and versions."""
     first = versions[0].commit
     for number, one in enumerate(versions):
         commit = one.commit
@@ -152,8 +156,8 @@ def _version(part: FilePath, version: int | None) -> Version:
 
 
 def require_path(call: str, path: Any) -> None:
-    """Raise InputError where it is none, CheckpointError where a file is in its place, and StorageError where the
-    system does not take it."""
+    """Raises InputError where `path` is no path, CheckpointError where a file is in its place, and StorageError where
+    the system does not take it."""
     if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
         raise InputError(f"[{call}] path: wanted the path of a folder; got {path!r:.100}.")
     require_folder(f"{call} {path}", Path(path))
@@ -161,7 +165,8 @@ def require_path(call: str, path: Any) -> None:
 
 @contextmanager
 def emptied(held: LoggedTables, wanted: dict[str, LoggedTable], done: Done) -> Iterator[None]:
-    """Tables without rows, to be filled while nobody looks; empty again if that fails before it is done."""
+    """Removes all rows of tables, and holds the exclusive lock while the body fills them. Where the body fails before
+    it is done, they are empty."""
     with held.exclusive():
         is_empty = False
         try:
@@ -184,7 +189,7 @@ def _clear(wanted: dict[str, LoggedTable]) -> None:
 
 
 class _Plan:
-    """How one part of a checkpoint becomes rows of tables. Raises where it cannot, before anything changes."""
+    """Loads one part of a checkpoint into tables. Raises where it does not fit them, before anything changes."""
 
     def __init__(
         self, where: str, version: Version, wanted: dict[str, LoggedTable], state: bool, cast: bool, rank: Rank
@@ -214,31 +219,41 @@ class _Plan:
         self.changes = sum(version.changes(name) for name in wanted)
 
     def fill(self, progress: Callable[[int], None]) -> None:
-        """Put the rows in tables that are empty."""
-        for name, table in self._wanted.items():
-            layout, target = self._version.layouts[name], table.layout
-            first, end = self._rank.buckets(layout.buckets)
-            filter_by = None if self._rank.ranks == 1 else (first, end)
-            rows = min(self.commits[name].rows, self._version.most_rows(name))
-            table.table.expect(rows // self._rank.ranks)
-            odd = 0
-            with table.table.filling():
-                for change in made_ahead(self._version.steps(name, first, end)):
-                    odd += apply(table, change, layout, target, self._state, filter_by)
-                    progress(len(change.keys))
-            warn_of_not_finite(self._where, name, odd)
+        """Puts the part's rows in its tables."""
+        for table in self._wanted.values():
+            fill(self._where, self._version, table, self._state, self._rank, progress)
 
 
-def apply(
-    table: LoggedTable,
-    change: TableChange,
-    layout: Layout,
-    target: Layout,
-    state: bool,
-    buckets: tuple[int, int] | None,
+def fill(
+    where: str, version: Version, table: LoggedTable, state: bool, rank: Rank, progress: Callable[[int], None]
+) -> None:
+    """Puts a version's rows of a rank's buckets in an empty table, whose layout may be another one than the version's.
+    Gives a NonFiniteWarning where some have NaN or infinity. REQUIRES: the exclusive lock is held."""
+    layout = version.layouts[table.name]
+    first, end = rank.buckets(layout.buckets)
+    buckets = None if rank.ranks == 1 else (first, end)
+    table.table.expect(min(version.commit.tables[table.name].rows, version.most_rows(table.name)) // rank.ranks)
+    odd = 0
+    with table.table.filling():
+        for change in made_ahead(version.steps(table.name, first, end)):
+            odd += _apply(table, change, layout, state, buckets)
+            progress(len(change.keys))
+    if odd:
+        warnings.warn(
+            NonFiniteWarning(
+                f"[{where}] table {table.name!r}: {odd} of the rows that were read have NaN or infinity. Lookups of "
+                f"such keys give them too. Find them by table.lookup(table.keys()), and erase them."
+            ),
+            stacklevel=_TO_CALLER,
+        )
+
+
+def _apply(
+    table: LoggedTable, change: TableChange, layout: Layout, state: bool, buckets: tuple[int, int] | None
 ) -> int:
-    """Have a change of a table of one layout in one of another; returns how many rows have NaN or infinity. Call while
-    writing."""
+    """Applies a change of a layout to a table; returns how many of its rows have NaN or infinity. buckets: those of
+    which rows are put; None is all."""
+    target = table.layout
     if change.puts is None:
         assert change.deletes is not None
         table.group.erase(table.number, change.deletes.to(table.group.device))
@@ -257,20 +272,9 @@ def apply(
     return count_not_finite(put)
 
 
-def warn_of_not_finite(where: str, table: str, rows: int) -> None:
-    """Give a NonFiniteWarning where a table was loaded with some."""
-    if rows:
-        warnings.warn(
-            NonFiniteWarning(
-                f"[{where}] table {table!r}: {rows} of the rows that were read have NaN or infinity. Lookups of such "
-                f"keys give them too. Find them by table.lookup(table.keys()), and erase them."
-            ),
-            stacklevel=4,
-        )
-
-
 def _rounded(weights: Tensor, target: Layout, keys: Tensor) -> Tensor:
-    """Weights of another type. Raises CheckpointError where it does not have them: infinity would train on."""
+    """Returns weights in another type. Raises CheckpointError where one is too large for it: infinity would be trained
+    on."""
     rounded = weights.to(getattr(torch, target.dtype))
     lost = (rounded.isinf() & weights.isfinite()).any(dim=1)
     if bool(lost.any()):

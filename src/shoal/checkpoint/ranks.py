@@ -1,4 +1,4 @@
-"""Which buckets belong to which rank, where the ranks of one checkpoint are, and which parts were saved together."""
+"""Which buckets belong to which rank, where the parts of a checkpoint are, and which parts were saved together."""
 
 import hashlib
 import re
@@ -26,25 +26,27 @@ class Rank:
         integer("rank", "rank", self.rank, low=0, high=self.ranks - 1)
 
     def buckets(self, buckets: int) -> tuple[int, int]:
-        """The first bucket that it has, and the first that it has not."""
+        """Returns the first bucket of the rank, and the one after its last."""
         return buckets * self.rank // self.ranks, buckets * (self.rank + 1) // self.ranks
 
     def folder(self, path: AnyPath) -> FilePath:
-        """Where its part of a checkpoint is."""
+        """Returns the folder of the rank's part of a checkpoint."""
         root = as_path(path)
         return root if self.ranks == 1 else root / f"rank-{self.rank:05}-of-{self.ranks:05}"
 
 
-# How often this process saved a step to a path, of the saves that were last: the ranks of a job count alike.
+# How often this process saved a step to a path, for the last saves. All ranks of a job get the same counts.
 _saved: dict[tuple[str, int | None], int] = {}
 _MOST_SAVED = 1024
 
 
 def save_id_of(path: AnyPath, here: Rank, step: int | None, given: Any) -> str | None:
-    """The id that all parts of one save have; None where one process saves alone and gave none. It asks no other rank.
+    """Returns the id that all parts of one save have; None where there is one rank and no id was given. No other rank
+    is asked.
 
-    Ranks of one torch.distributed job have it from the job's name, the step, and how often each saved that step to that
-    path, failed saves included. Raises InputError where ranks that are not known to be of one job gave none.
+    Ranks of one torch.distributed job make it of the job's name, the step, and how often each has saved that step to
+    that path, failed saves included. Raises InputError where no id was given and the ranks are not known to be of one
+    job.
     """
     if given is not None:
         if not isinstance(given, str) or not 0 < len(given) <= MOST_SAVE_ID or not given.isprintable():
@@ -59,9 +61,9 @@ def save_id_of(path: AnyPath, here: Rank, step: int | None, given: Any) -> str |
     if known is None:
         raise InputError(
             f"[save {path}] save_id: wanted a str that the {here.ranks} ranks share, and another one for each save, as "
-            f"their parts are told by it from those of another run; got none, and torch.distributed, which would give "
-            f"one, is not initialized or has no store. Initialize it, or draw one in one rank (uuid.uuid4().hex) and "
-            f"give it to all."
+            f"it tells their parts from those of another run; got none, and torch.distributed, which would give one, "
+            f"is not initialized or has no store. Initialize it, or draw an id in one rank (uuid.uuid4().hex) and give "
+            f"it to all."
         )
     key = (str(as_path(path)), step)
     count = _saved[key] = _saved.pop(key, 0) + 1
@@ -80,7 +82,7 @@ def _has_log(path: FilePath) -> bool:
 
 
 def require_kind(path: AnyPath, rank: Rank) -> None:
-    """Raise CheckpointError where a folder has a checkpoint of another number of ranks: both would be there."""
+    """Raises CheckpointError where a folder has a checkpoint of another number of ranks: it would then have both."""
     others = [name for name, match in _rank_folders(path).items() if int(match[2]) != rank.ranks]
     if rank.ranks > 1 and _has_log(as_path(path)):
         others.append("MANIFEST.json")
@@ -92,7 +94,7 @@ def require_kind(path: AnyPath, rank: Rank) -> None:
 
 
 def require_no_ranks(where: str, path: AnyPath) -> None:
-    """Raise CheckpointError where a folder has parts that several ranks saved: none of them is the log."""
+    """Raises CheckpointError where a folder has parts that several ranks saved: it is not a log itself."""
     if found := _rank_folders(path):
         raise CheckpointError(
             f"[{where}] wanted a log; got a folder that ranks saved to ({min(found)}). Use shoal.load, which reads all "
@@ -101,13 +103,13 @@ def require_no_ranks(where: str, path: AnyPath) -> None:
 
 
 def parts_of(path: AnyPath) -> list[FilePath]:
-    """The parts of a checkpoint, whoever saved it: one, or one for each rank that did."""
+    """Returns the parts of a checkpoint: one for each rank that saved it."""
     found = _rank_folders(path)
     if _has_log(as_path(path)):
         if found:
             raise CheckpointError(
                 f"[checkpoint {path}] holds a checkpoint of one process and parts of several ({min(found)}). Move "
-                f"those away that are not wanted."
+                f"away what is not wanted."
             )
         return [as_path(path)]
     if not found:

@@ -1,11 +1,11 @@
-"""Going on after a crash: tables, dense weights, optimizers and generators as they were at the last commit."""
+"""Going on after a crash, with tables, dense weights, optimizers and generators as at the last commit."""
 
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.loading import apply, emptied, require_path, warn_of_not_finite
+from shoal.checkpoint.loading import emptied, fill, require_path
 from shoal.checkpoint.progress import progress_bar
-from shoal.checkpoint.ranks import require_no_ranks
+from shoal.checkpoint.ranks import Rank, require_no_ranks
 from shoal.config.checked import integer
 from shoal.errors import CheckpointError, StorageError
 from shoal.log.commit import Commit
@@ -15,7 +15,6 @@ from shoal.log.reader import LogReader
 from shoal.log.retry import while_it_changes
 from shoal.log.states import Done, restored_dense
 from shoal.log.tables import LoggedTables
-from shoal.log.threads import made_ahead
 
 
 def recover(
@@ -27,19 +26,19 @@ def recover(
     version: int | None = None,
     progress: bool | None = None,
 ) -> Commit | None:
-    """Have everything be as it was at the last commit of a log, or at an older version, and return that commit; None,
-    and nothing is changed, where nothing was committed yet.
+    """Sets everything to what it was at the last commit of a log, or at an older version, and returns that commit.
+    Where nothing was committed yet, returns None and changes nothing.
 
-    version: None is the newest. Behind an older one the log may be damaged. The next commit to the log holds all rows,
-    as the version behind the newest; nothing is taken out of the log. Give it dense= and optimizer=, too: what a commit
-    is not given is as in the newest version.
+    version: None is the newest. After an older one, the log may be damaged. The next commit to the log then holds all
+        rows, as the version after the newest; nothing is taken out of the log. Give that commit dense= and optimizer=,
+        too: without them it has those of the newest version.
 
-    Torch's generators stay as they are where the version has no states of them: it was committed with rng=False, or
-    imported.
+    Torch's generators stay as they are where the version has no states of them, because it was committed with rng=False
+    or imported.
 
-    The tables must be as they were: layout, optimizer and seed. Training that goes on from here is, on CPU and with the
-    same batches, bit for bit that which did not stop; the next commit to this log holds what changed since, whether a
-    ChangeLog is open already or not.
+    The tables must be made as they were: layout, optimizer and seed. On CPU and with the same batches, training that
+    goes on from here gives the same bits as training that never stopped. The next commit to this log holds what changed
+    since, whether a ChangeLog is open already or not.
     """
     require_path("recover", path)
     if version is not None:
@@ -97,13 +96,7 @@ def _recover(
     ):
         for name, table in known.items():
             table.follow(version.manifest.identity, version.commit.mark)
-            table.table.expect(min(version.commit.tables[name].rows, version.most_rows(name)))
-            odd = 0
-            with table.table.filling():
-                for change in made_ahead(version.steps(name)):
-                    odd += apply(table, change, table.layout, table.layout, True, None)
-                    bar(len(change.keys))
-            warn_of_not_finite(where, name, odd)
+            fill(where, version, table, True, Rank(), bar)
             memory = version.commit.tables[name]
             if len(table.table) != memory.rows:
                 raise StorageError(

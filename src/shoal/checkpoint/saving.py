@@ -1,4 +1,4 @@
-"""Saving tables: a log whose newest version is a snapshot of them as they are."""
+"""Saving tables: the result is a log whose newest version is a snapshot of them."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,26 +31,25 @@ def save(
     progress: bool | None = None,
     trust: bool = False,
 ) -> int:
-    """Write all rows of tables, what they remember, dense weights and optimizers to a folder; returns the version.
+    """Writes all rows of tables, what they remember, dense weights and optimizers to a folder; returns the version.
 
-    A checkpoint that is there already is replaced once the new one is complete, as one version more. `ChangeLog(path)`
+    A checkpoint that is there already is replaced once the new one is complete, as one more version. `ChangeLog(path)`
     can go on from it. A path that another rank of the same torch.distributed job wrote to is refused.
 
     bags: a collection, a module that holds some, or a list of them.
     dense, optimizer: as `ChangeLog.commit` takes them.
-    step, event_time, metadata: of the user's own; `load` and `recover` give them back.
+    step, event_time, metadata: the user's own, which `load` and `recover` return.
     rng: whether the states of torch's generators are saved, for `recover` and `load(rng=True)`.
-    rank, ranks: each of several processes saves its part, in which no other's keys are, with one `step`.
-    save_id: what all parts of one save have, and no other save: parts of two saves are not loaded together. Ranks of a
-        torch.distributed job need not give it, also after `destroy_process_group`; each of several ranks that are not
-        must, and the same.
-    progress: whether to show a bar; None is where standard error is a terminal.
-    trust: as `ChangeLog` takes it: whether files of another user may be there.
+    rank, ranks: each of several processes saves its part, which has keys that no other part has; all give one `step`.
+    save_id: an id that all parts of one save share, and no other save: parts of two saves are not loaded together.
+        Ranks of a torch.distributed job need not give it, even after `destroy_process_group`; other ranks must.
+    progress: whether to show a bar; None means if standard error is a terminal.
+    trust: whether files of another user may be there, as `ChangeLog` takes it.
 
-    Each rank's part is replaced by itself, and no rank waits for another: should one die before its own part is, the
-    parts are of two saves, and none is loaded until all have saved again. Save to another folder to have the last one
-    until then. Where a save fails on one rank, all ranks save again: of ranks of a job, the second save of a step is
-    another than the first.
+    Each rank replaces its own part, and no rank waits for another. If one dies before it has replaced its part, the
+    parts are of two saves, and cannot be loaded until all ranks have saved again; to keep the last checkpoint until
+    then, save to another folder. Where a save fails on one rank, all ranks save again: in a job, the second save of a
+    step gets another id than the first.
     """
     require_path("save", path)
     here = Rank(rank, ranks)
@@ -73,8 +72,8 @@ def save(
 
 
 def _version_together(path: str | Path, here: Rank, save_id: str | None) -> int:
-    """The version that a rank's part gets: the same for all ranks of a save, whoever is first. Parts that were left at
-    different versions, because some ranks died, come together again with the next save."""
+    """Returns the version that a rank's part gets. It is the same for all ranks of a save, in whatever order they save.
+    Parts that are at different versions, because some ranks died, get one version again with the next save."""
     versions = {}
     saving = 0
     for rank in range(here.ranks):
@@ -85,7 +84,8 @@ def _version_together(path: str | Path, here: Rank, save_id: str | None) -> int:
 
 
 def _newest(part: FilePath) -> tuple[Commit | None, int]:
-    """The newest commit of a part, and the highest number that it cannot use again: a repair may have skipped some."""
+    """Returns the newest commit of a part, and the highest version that it cannot use again: a repair may have skipped
+    some."""
     with suppress(ShoalError):  # not there, being made, or damaged
         reader = LogReader(Files(part))
         if (commit := reader.newest()) is not None:

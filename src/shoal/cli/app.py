@@ -1,9 +1,10 @@
-"""The commands. Each says what it takes, calls what does it, and prints what came."""
+"""The commands. Each declares its options, calls the library, and prints the result."""
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,14 +15,16 @@ from shoal.cli.printing import print_report, print_summary, report_json, summary
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.log.files import FilePath
+    from shoal.log.files import FilePath, Files
+
+Found = TypeVar("Found")
 
 
 class Commands(TyperGroup):
     """Commands whose ShoalErrors are printed as they are: the text says where, what and what to do."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one."""
+        """Runs a command."""
         try:
             return super().invoke(ctx)
         except ShoalError as error:
@@ -54,10 +57,10 @@ def export(
     table: TableName,
     to: Annotated[Path, typer.Option(help="The file: x.parquet or x.safetensors.", show_default=False)],
     min_score: Annotated[float | None, typer.Option(help="Only rows with this score or a higher one.")] = None,
-    since: Annotated[int | None, typer.Option(metavar="VERSION", help="Changes behind this version, not rows.")] = None,
+    since: Annotated[int | None, typer.Option(metavar="VERSION", help="Changes after this version, not rows.")] = None,
     version: Annotated[int | None, typer.Option(help="Of this version, not of the newest.")] = None,
 ) -> None:
-    """Write a table's rows, or its changes behind a version, to a Parquet or safetensors file."""
+    """Write a table's rows, or its changes after a version, to a Parquet or safetensors file."""
     if min_score is not None and since is not None:
         raise typer.BadParameter("give --min-score or --since, not both: a delete has no score.")
     if _format(to, "--to") == ".parquet":
@@ -102,20 +105,11 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Tables, snapshots, segments, the last commits, and histograms of scores. Exits with 1 where a segment is damaged,
-    and says where, and what stands before."""
-    from shoal.checkpoint.progress import progress_bar
-    from shoal.log.files import Files
+    and says where, and what comes before the damage."""
     from shoal.log.summary import summarize
 
-    found = {}
-    for part in _parts(path):
-        with progress_bar("reading", None, None) as bar:
-            found[part] = summarize(Files(part), commits, scores, bar)
-    if as_json:
-        _say(json.dumps({"logs": [{"path": str(part), **summary_json(one)} for part, one in found.items()]}, indent=1))
-    else:
-        for part, one in found.items():
-            print_summary(Console(), part, one)
+    found = _each_part(path, "reading", lambda files, bar: summarize(files, commits, scores, bar))
+    _show(found, as_json, summary_json, print_summary)
     if any(one.damage is not None for one in found.values()):
         raise typer.Exit(1)
 
@@ -123,19 +117,10 @@ def inspect(
 @app.command()
 def verify(path: LogPath, as_json: AsJson = False) -> None:
     """Read every byte and compare it with its checksum. Exits with 1 where something is wrong."""
-    from shoal.checkpoint.progress import progress_bar
-    from shoal.log.files import Files
     from shoal.log.verify import verify as verify_log
 
-    found = {}
-    for part in _parts(path):
-        with progress_bar("verifying", None, None) as bar:
-            found[part] = verify_log(Files(part), bar)
-    if as_json:
-        _say(json.dumps({"logs": [{"path": str(part), **report_json(one)} for part, one in found.items()]}, indent=1))
-    else:
-        for part, one in found.items():
-            print_report(Console(), part, one)
+    found = _each_part(path, "verifying", verify_log)
+    _show(found, as_json, report_json, print_report)
     if not all(one.is_sound for one in found.values()):
         raise typer.Exit(1)
 
@@ -146,7 +131,7 @@ def compact(
     retain: Annotated[int, typer.Option(min=1, help="How many snapshots to keep.")] = 2,
     trust: Trust = False,
 ) -> None:
-    """Make a snapshot of the newest version, and let go what is older. The log may be written meanwhile."""
+    """Make a snapshot of the newest version, and remove what is older. The log may be written at the same time."""
     from shoal.checkpoint.progress import progress_bar
     from shoal.log.compact import compact as compact_log
     from shoal.log.compact import compacting
@@ -161,14 +146,14 @@ def compact(
         if version is not None:
             _say(f"{part}: snapshot of version {version}")
             continue
-        with compacting(files) as alone:
-            _say(f"{part}: there is nothing to compact" if alone else f"{part}: another process is compacting it now")
+        with compacting(files) as lock:
+            _say(f"{part}: there is nothing to compact" if lock else f"{part}: another process is compacting it now")
 
 
 @app.command()
 def repair(path: LogPath, trust: Trust = False) -> None:
-    """Set what is damaged aside, and have the log go on from the highest version that is whole. No byte is deleted.
-    Exits with 1 where something is damaged that this does not mend."""
+    """Set what is damaged aside, so that the log goes on from the highest version that is whole. No byte is deleted.
+    Exits with 1 where there is damage that this does not mend."""
     import warnings
 
     from shoal.log import ChangeLog, RepairWarning
@@ -192,12 +177,40 @@ def repair(path: LogPath, trust: Trust = False) -> None:
 
 
 def _parts(path: Path) -> "list[FilePath]":
-    """The parts of a log or a checkpoint, one for each rank that saved it."""
+    """Returns the parts of a log or a checkpoint, one for each rank that saved it."""
     from shoal.checkpoint.ranks import parts_of
     from shoal.log.files import require_folder
 
     require_folder(f"checkpoint {path}", path)
     return parts_of(path)
+
+
+def _each_part(
+    path: Path, what: str, call: "Callable[[Files, Callable[[int], None]], Found]"
+) -> "dict[FilePath, Found]":
+    """Returns what a call returns for each part, while a bar shows how many rows it has read."""
+    from shoal.checkpoint.progress import progress_bar
+    from shoal.log.files import Files
+
+    found = {}
+    for part in _parts(path):
+        with progress_bar(what, None, None) as bar:
+            found[part] = call(Files(part), bar)
+    return found
+
+
+def _show(
+    found: "dict[FilePath, Found]",
+    as_json: bool,
+    to_json: "Callable[[Found], dict[str, Any]]",
+    show: "Callable[[Console, FilePath, Found], None]",
+) -> None:
+    """Prints what was found of each part, as JSON or for people."""
+    if as_json:
+        _say(json.dumps({"logs": [{"path": str(part), **to_json(one)} for part, one in found.items()]}, indent=1))
+        return
+    for part, one in found.items():
+        show(Console(), part, one)
 
 
 def _format(path: Path, option: str) -> str:
@@ -207,5 +220,5 @@ def _format(path: Path, option: str) -> str:
 
 
 def _say(text: str) -> None:
-    # Not rich's: it would take a path for markup, and wrap JSON.
+    # Not by rich, which would take a path for markup, and wrap JSON.
     sys.stdout.write(f"{text}\n")

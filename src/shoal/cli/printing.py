@@ -18,7 +18,7 @@ _BAR_CELLS = 40
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """A log, as JSON has it."""
+    """Returns the summary of a log for JSON."""
     return {
         "id": summary.identity,
         "oldest": summary.oldest,
@@ -64,7 +64,7 @@ def _commit_json(commit: Commit) -> dict[str, Any]:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """What `verify` found, as JSON has it."""
+    """Returns what `verify` found for JSON."""
     return {
         "sound": report.is_sound,
         "snapshots": report.snapshots,
@@ -78,7 +78,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def print_report(console: Console, path: FilePath, report: Report) -> None:
-    """What `verify` found."""
+    """Prints what `verify` found."""
     counted = (
         f"{report.snapshots} snapshots, {report.commits} commits, {report.rows:,} rows, {report.dense} dense files"
     )
@@ -94,12 +94,12 @@ def print_report(console: Console, path: FilePath, report: Report) -> None:
 
 def _print_unfinished(console: Console, size: int) -> None:
     if size:
-        text = f"{size:,} bytes after the last whole commit: a writer is at work, or died"
+        text = f"{size:,} bytes after the last whole commit: a writer is writing them, or died"
         console.print(Text(text), soft_wrap=True)
 
 
 def print_summary(console: Console, path: FilePath, summary: Summary) -> None:
-    """A log, as tables on a screen."""
+    """Prints the summary of a log as tables."""
     versions = "nothing was committed yet"
     if summary.newest is not None:
         versions = f"versions {summary.oldest} to {summary.newest}"
@@ -139,7 +139,7 @@ def _grid(title: str, *columns: str) -> Table:
 
 
 def _row(grid: Table, *cells: object) -> None:
-    # As Text: what stands in a log is no markup.
+    # As Text, since what a log holds is no markup.
     grid.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
 
 
@@ -161,7 +161,7 @@ def _print_scores(console: Console, table: TableSummary, bars: tuple[Bar, ...]) 
     grid = Table.grid(padding=(0, 1))
     for bar in bars:
         cells = round(bar.rows / most * _BAR_CELLS)
-        # A row is seen, however many others there are.
+        # A bar with few rows is visible, too.
         length = max(cells, 1) if bar.rows else 0
         _row(grid, f"{bar.low:g} to {bar.high:g}", "█" * length, f"{bar.rows:,}")
     console.print(Text(f"scores of {table.layout.name}", style="italic"))

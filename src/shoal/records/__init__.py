@@ -1,7 +1,7 @@
 """What leaves memory, as bytes: rows as Arrow, frames of a log, dense tensors, state dicts. No file is touched here.
 
-Whatever is decoded is hostile until checked: what is wrong with it is a StorageError, and no more memory is asked for
-than the size of what came explains. What needs Arrow is imported by who needs it: tables do not.
+Bytes that are decoded are hostile until they are checked: what is wrong with them is a StorageError, and no more memory
+is allocated than their size explains. Modules that need Arrow are not imported here: tables work without it.
 """
 
 from shoal.records.layout import Layout, StateColumn, layout_of

@@ -29,7 +29,7 @@ _SCORE = pa.field("score", pa.float64(), nullable=False)
 
 
 def arrow_schema(layout: Layout, with_state: bool = True) -> pa.Schema:
-    """The schema of a batch of rows; without state and score, as serving has it, if `with_state` is False."""
+    """Returns the schema of a batch of rows; without state and score, as serving has it, if `with_state` is False."""
     metadata = {"shoal.dtype": "bfloat16"} if layout.dtype == "bfloat16" else None
     fields = [_KEY, pa.field("row", _list_of(_VALUES[layout.dtype], layout.dim), nullable=False, metadata=metadata)]
     if with_state:
@@ -40,12 +40,13 @@ def arrow_schema(layout: Layout, with_state: bool = True) -> pa.Schema:
 
 
 def keys_schema(layout: Layout) -> pa.Schema:
-    """The schema of a batch of deletes."""
+    """Returns the schema of a batch of deletes."""
     return pa.schema([_KEY], metadata=_table_metadata(layout))
 
 
 def to_arrow(rows: Rows, layout: Layout) -> pa.RecordBatch:
-    """`rows` as a batch over the same memory; a tensor that is not contiguous is copied. Without scores: as serving."""
+    """Returns rows as a batch over the same memory; a tensor that is not contiguous is copied. Rows without scores make
+    a serving batch."""
     where = f"rows of table {layout.name!r}"
     count = len(_checked(rows.keys, "keys", torch.int64, (None,), where))
     weights = _checked(rows.weights, "weights", layout.torch_dtype, (count, layout.dim), where)
@@ -67,8 +68,8 @@ def to_arrow(rows: Rows, layout: Layout) -> pa.RecordBatch:
 
 
 def from_arrow(batch: pa.RecordBatch, layout: Layout, where: str, *, with_state: bool = True) -> Rows:
-    """The rows of a batch whose schema is `arrow_schema(layout, with_state)`, over the batch's memory. As in a table,
-    weights and state may have NaN or infinity, and scores do not."""
+    """Returns the rows of a batch with the schema `arrow_schema(layout, with_state)`, over the batch's memory. Weights
+    and state may have NaN or infinity, as in a table; scores may not."""
     _require(batch, arrow_schema(layout, with_state), where)
     count = batch.num_rows
     weights = _list_tensor(batch, "row", count, layout.dim, where)
@@ -87,14 +88,14 @@ def from_arrow(batch: pa.RecordBatch, layout: Layout, where: str, *, with_state:
 
 
 def keys_to_arrow(keys: Tensor, layout: Layout) -> pa.RecordBatch:
-    """Keys that are deleted, as a batch over the same memory."""
+    """Returns deleted keys as a batch over the same memory."""
     where = f"deleted keys of table {layout.name!r}"
     array = _flat_array(_checked(keys, "keys", torch.int64, (None,), where), pa.int64())
     return pa.RecordBatch.from_arrays([array], schema=keys_schema(layout))
 
 
 def keys_from_arrow(batch: pa.RecordBatch, layout: Layout, where: str) -> Tensor:
-    """The keys of a batch whose schema is `keys_schema(layout)`, over the batch's memory."""
+    """Returns the keys of a batch with the schema `keys_schema(layout)`, over the batch's memory."""
     _require(batch, keys_schema(layout), where)
     return _tensor(batch.column("key"), "key", where)
 
@@ -159,7 +160,7 @@ def _list_tensor(batch: pa.RecordBatch, name: str, count: int, width: int, where
 
 
 def _tensor(values: pa.Array, name: str, where: str) -> Tensor:
-    """A tensor over an array's memory. By DLPack, which asks nothing about writing; torch.frombuffer would warn."""
+    """Returns a tensor over an array's memory. DLPack takes memory that is read-only; torch.frombuffer would warn."""
     _require_no_nulls(values, name, where)
     tensor: Tensor = from_dlpack(values)
     if tensor.data_ptr() % tensor.itemsize:

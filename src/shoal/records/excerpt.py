@@ -1,4 +1,4 @@
-"""What came, for an error's sentence: short however large or deep it is, and with one full stop."""
+"""Text for errors: values made short, and sentences with one full stop."""
 
 import reprlib
 
@@ -7,7 +7,7 @@ _SHORT.maxstring = _SHORT.maxother = 120
 
 
 def excerpt(given: object) -> str:
-    """`given` as repr shows it, cut."""
+    """Returns `repr(given)`, cut where it is long."""
     try:
         return _SHORT.repr(given)
     except ValueError:  # an int with more digits than Python prints
@@ -15,14 +15,14 @@ def excerpt(given: object) -> str:
 
 
 def sentence(text: str) -> str:
-    """`text` with a full stop, unless it ends with a mark of its own, as texts of other libraries may."""
+    """Returns `text` with a full stop, unless it ends with a mark of its own, as texts of other libraries may."""
     text = text.rstrip()
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def without_place(text: str) -> str:
-    """An error's text without the "[where]" it begins with and the full stop at its end, for an error that says where
-    itself."""
+    """Returns an error's text without the "[where]" that it begins with and without its last full stop, to be part of
+    another error."""
     if text.startswith("[") and "] " in text:
         text = text.partition("] ")[2]
     return text.removesuffix(".")

@@ -1,4 +1,4 @@
-"""Rows with NaN or infinity: training may make some of extreme weights and gradients; nothing else takes them."""
+"""Finding rows with NaN or infinity, which training may make of extreme weights and gradients."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ _EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether none of these floats is NaN or infinity, at the speed of memory: a load looks at all that it reads."""
+    """Returns whether no float is NaN or infinity, at the speed of memory: a load checks all that it reads."""
     if values.numel() == 0:
         return True
     values = values.contiguous()
@@ -24,14 +24,14 @@ def all_finite(values: Tensor) -> bool:
 
 
 def first_not_finite(values: Tensor) -> int | None:
-    """The first row that has NaN or infinity; None where none has."""
+    """Returns the first row that has NaN or infinity; None where none has."""
     if all_finite(values):
         return None
     return int((~torch.isfinite(values)).reshape(len(values), -1).any(1).nonzero()[0])
 
 
 def count_not_finite(rows: Rows) -> int:
-    """How many rows have NaN or infinity in their weights or state."""
+    """Returns how many rows have NaN or infinity in their weights or state."""
     parts = [part for part in (rows.weights, *rows.state.values()) if not all_finite(part)]
     if not parts:
         return 0

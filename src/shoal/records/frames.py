@@ -9,15 +9,15 @@ The header, little-endian:
          8      4  table: its number in the manifest; 0xffffffff in a commit and a base
         12      4  CRC-32C of the payload
         16      8  version: the commit that the frame belongs to
-        24      8  length of the payload, without the zeros behind it
+        24      8  length of the payload, without the zeros after it
         32      8  rows in the payload; 0 in a commit and a base
         40      8  length of the payload before it was deflated, in version 2; 0 in version 1
         48     12  zeros
         60      4  CRC-32C of the 60 bytes before it
 
 The payload of puts and deletes is one Arrow IPC stream of one record batch (rows.py), deflated (RFC 1951) where it is
-small: of one row, most of it is the schema. That of a commit is a JSON object in UTF-8, and what is no text behind a
-zero byte. A base is a commit that stands elsewhere: the one before the first of a segment.
+small: of one row, most of it is the schema. The payload of a commit is a JSON object in UTF-8, and after a zero byte
+what is no text. A base repeats a commit that is elsewhere: the one before the first of a segment.
 """
 
 import struct
@@ -51,8 +51,8 @@ _RAW_DEFLATE = -15  # as zlib calls a stream without header and checksum
 _HEADER = struct.Struct("<4sHHIIQQQQ12s")
 _CRC = struct.Struct("<I")
 _KEY_BYTES = _SCORE_BYTES = 8
-_END_OF_TEXT = b"\0"  # which JSON has nowhere
-# Of a payload, in addition to its values: Arrow's messages, and what aligns each column.
+_END_OF_TEXT = b"\0"  # a byte that JSON never has
+# Bytes of a payload besides its values: Arrow's messages, and the padding of each column.
 _MESSAGE_BYTES = 1 << 16
 _COLUMN_BYTES = 1 << 11
 _U64_MAX = 2**64 - 1
@@ -60,7 +60,7 @@ assert _HEADER.size + _CRC.size == HEADER_BYTES
 
 
 class Kind(IntEnum):
-    """What a frame's payload is. The numbers are in files and never change."""
+    """The kind of a frame's payload. The numbers are in files and never change."""
 
     PUTS = 1
     DELETES = 2
@@ -70,7 +70,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What stands before a payload."""
+    """The header of a frame, before its payload."""
 
     kind: Kind
     table: int  # NO_TABLE for a commit and a base
@@ -82,21 +82,21 @@ class FrameHeader:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of the payload, once it is inflated."""
+        """Bytes of the payload after it is inflated."""
         return self.inflated_bytes or self.payload_bytes
 
     @property
     def padding_bytes(self) -> int:
-        """Zeros behind the payload."""
+        """Zeros after the payload."""
         return -self.payload_bytes % FRAME_ALIGNMENT
 
     @property
     def frame_bytes(self) -> int:
-        """The whole frame: header, payload, padding."""
+        """Bytes of the whole frame: header, payload, padding."""
         return HEADER_BYTES + self.payload_bytes + self.padding_bytes
 
     def pack(self) -> bytes:
-        """The 64 bytes."""
+        """Returns the header's 64 bytes."""
         wrong = self._wrong()
         if wrong is not None:
             raise InputError(f"[frame] {wrong}.")
@@ -107,7 +107,7 @@ class FrameHeader:
 
     @classmethod
     def unpack(cls, data: Buffer, where: str) -> "FrameHeader":
-        """The header that the first 64 bytes of `data` are."""
+        """Returns the header in the first 64 bytes of `data`."""
         if len(data) < HEADER_BYTES:
             raise StorageError(f"[{where}] wanted a frame's header of {HEADER_BYTES} bytes; got {len(data)}.")
         raw = bytes(data[:HEADER_BYTES])
@@ -134,7 +134,7 @@ class FrameHeader:
         return header
 
     def _wrong(self) -> str | None:
-        """What contradicts itself in it."""
+        """Returns what contradicts itself in the header; None where nothing does."""
         bounds = (
             ("table", self.table, NO_TABLE),
             ("version", self.version, _U64_MAX),
@@ -158,7 +158,7 @@ class FrameHeader:
 
 
 def encode_puts(rows: Rows, layout: Layout, *, table: int, version: int) -> list[memoryview]:
-    """A frame of rows that were put, in pieces to be written one after another; with state where there are scores.
+    """Returns a frame of rows that were put, in pieces to be written one after another; with state if rows have scores.
 
     Large pieces are the tensors' own memory, which must not change before they are written.
     """
@@ -166,21 +166,22 @@ def encode_puts(rows: Rows, layout: Layout, *, table: int, version: int) -> list
 
 
 def encode_deletes(keys: Tensor, layout: Layout, *, table: int, version: int) -> list[memoryview]:
-    """A frame of keys that were deleted, in pieces as `encode_puts`."""
+    """Returns a frame of keys that were deleted, in pieces as `encode_puts` does."""
     return _row_frame(Kind.DELETES, table, version, keys.numel(), ipc.encode(keys_to_arrow(keys, layout)))
 
 
 def encode_commit(
     content: Mapping[str, Any], *, version: int, binary: bytes = b"", kind: Kind = Kind.COMMIT
 ) -> list[memoryview]:
-    """The frame that ends a version, or a base, in pieces; `content` is what JSON can hold, and tuples come back as
-    lists. binary: what is no text."""
+    """Returns the frame that ends a version, or a base, in pieces. content: values that JSON can hold; tuples come back
+    as lists. binary: data that is no text."""
     payload = strict_json.encode(dict(content), f"commit {version}")
     return _frame(kind, NO_TABLE, version, 0, [memoryview(payload + _END_OF_TEXT + binary if binary else payload)])
 
 
 def decode_puts(header: FrameHeader, payload: Buffer, layout: Layout, where: str, *, with_state: bool = True) -> Rows:
-    """The rows of a frame, over the memory of `payload` where it is not deflated; all is checked, as in `from_arrow`.
+    """Returns the rows of a frame, over the memory of `payload` where it is not deflated. They are checked as in
+    `from_arrow`.
 
     REQUIRES: `payload` begins at a multiple of 8 bytes, as that of a frame at a multiple of 64 does.
     """
@@ -189,12 +190,12 @@ def decode_puts(header: FrameHeader, payload: Buffer, layout: Layout, where: str
 
 
 def decode_deletes(header: FrameHeader, payload: Buffer, layout: Layout, where: str) -> Tensor:
-    """The keys of a frame of deletes, over the memory of `payload` if it is not deflated; all of it is checked."""
+    """Returns the keys of a frame of deletes, over the memory of `payload` if it is not deflated; all is checked."""
     return keys_from_arrow(_batch(header, Kind.DELETES, payload, keys_schema(layout), where), layout, where)
 
 
 def decode_commit(header: FrameHeader, payload: Buffer, where: str, kind: Kind = Kind.COMMIT) -> dict[str, Any]:
-    """The content that was given to `encode_commit`."""
+    """Returns the content that was given to `encode_commit`."""
     _require_kind(header, kind, where)
     check_payload(header, payload, where)
     content = strict_json.parse(bytes(payload).partition(_END_OF_TEXT)[0], where)
@@ -204,19 +205,19 @@ def decode_commit(header: FrameHeader, payload: Buffer, where: str, kind: Kind =
 
 
 def binary_of(payload: Buffer) -> bytes:
-    """The binary that was given to `encode_commit`."""
+    """Returns the binary data that was given to `encode_commit`."""
     return bytes(payload).partition(_END_OF_TEXT)[2]
 
 
 def most_bytes(layout: Layout, rows: int) -> int:
-    """The most bytes that so many rows, with state, take as Arrow's messages."""
+    """Returns the most bytes that so many rows, with state, take as Arrow's messages."""
     names = sum(len(name.encode()) for name in (layout.name, *(column.name for column in layout.columns)))
     values = rows * (_KEY_BYTES + layout.row_bytes + _SCORE_BYTES)
     return values + _MESSAGE_BYTES + _COLUMN_BYTES * len(layout.columns) + 2 * names
 
 
 def require_explained(header: FrameHeader, layout: Layout, where: str) -> None:
-    """Raise StorageError where a payload is larger than its rows can be. Call it before the payload is read."""
+    """Raises StorageError where a payload is larger than its rows can be. Call it before the payload is read."""
     most = most_bytes(layout, header.rows)
     if header.payload_bytes > most:
         raise StorageError(
@@ -225,7 +226,7 @@ def require_explained(header: FrameHeader, layout: Layout, where: str) -> None:
 
 
 def check_payload(header: FrameHeader, payload: Buffer, where: str) -> None:
-    """That `payload` is the one the header was written for, by its length and CRC. Whoever decodes it need not ask."""
+    """Raises StorageError where `payload` has another length or CRC than the header says. Decoding a frame calls it."""
     size = memoryview(payload).nbytes
     if size != header.payload_bytes:
         raise StorageError(f"[{where}] wanted a payload of {header.payload_bytes} bytes; got {size}.")
@@ -246,7 +247,7 @@ def _row_frame(kind: Kind, table: int, version: int, rows: int, payload: list[me
 
 
 def inflated(header: FrameHeader, payload: Buffer, where: str) -> Buffer:
-    """A payload as it was before it was deflated; the same where it is not."""
+    """Returns a payload as it was before it was deflated; the same where it is not deflated."""
     if not header.inflated_bytes:
         return payload
     stream = zlib.decompressobj(_RAW_DEFLATE)

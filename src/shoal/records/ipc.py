@@ -8,12 +8,13 @@ from shoal.errors import StorageError
 from shoal.records.excerpt import sentence
 
 Buffer = bytes | bytearray | memoryview
-# What Arrow raises for bytes that are wrong: errors of its own, and those of Python for numbers and names in them.
+# What Arrow raises for wrong bytes: errors of its own, and Python's errors for numbers and names in them.
 ARROW_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, IndexError, struct.error)
 
 
 def encode(batch: pa.RecordBatch) -> list[memoryview]:
-    """The stream's bytes in pieces, to be written one after another; columns are views of the batch's memory."""
+    """Returns the stream's bytes in pieces, to be written one after another; columns are views of the batch's
+    memory."""
     pieces = Pieces()
     with pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), batch.schema) as writer:
         writer.write_batch(batch)
@@ -21,7 +22,7 @@ def encode(batch: pa.RecordBatch) -> list[memoryview]:
 
 
 def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The batch of a stream with that schema, over the memory of `data`.
+    """Returns the batch of a stream with that schema, over the memory of `data`.
 
     What the batch holds is not checked here: whether lengths fit, and that there are no nulls.
     """
@@ -30,7 +31,7 @@ def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
     try:
         messages = pa.ipc.MessageReader.open_stream(source)
         found = pa.ipc.read_schema(_next(messages, "schema", where))
-        # Before the batch is read: a schema of another kind could make the reader allocate, for a dictionary say.
+        # Checked before the batch is read: a schema of another kind could make Arrow allocate, say for a dictionary.
         require_schema(found, schema, where)
         batch = _batch(_next(messages, "record batch", where), found, where)
         after = next(iter(messages), None)
@@ -46,7 +47,7 @@ def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
 
 
 def require_schema(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
-    """StorageError unless both are the same, metadata included."""
+    """Raises StorageError unless both are the same, metadata included."""
     if not found.equals(wanted, check_metadata=True):
         raise StorageError(
             f"[{where}] wanted Arrow columns {_shown(wanted)}; got {_shown(found)}. Does it belong to another table, "
@@ -55,7 +56,8 @@ def require_schema(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
 
 
 def decode_batch(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The batch of a message that was part of a stream with that schema, over the memory of `data`, as `decode`."""
+    """Returns the batch of a message that was part of a stream with that schema, over the memory of `data`, as `decode`
+    does."""
     source = pa.BufferReader(pa.py_buffer(data))
     try:
         messages = pa.ipc.MessageReader.open_stream(source)
@@ -78,7 +80,7 @@ def _batch(message: pa.Message, schema: pa.Schema, where: str) -> pa.RecordBatch
 
 
 class Pieces:
-    """A file as Arrow sees it, which keeps what is written instead of copying it."""
+    """A file for Arrow to write to, which keeps the buffers that are written and copies none."""
 
     closed = False
 
@@ -96,13 +98,13 @@ class Pieces:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is waiting."""
+        """Does nothing: nothing is buffered elsewhere."""
 
     def close(self) -> None:
         self.closed = True
 
     def take(self) -> list[memoryview]:
-        """What was written since the last take."""
+        """Returns what was written since the last call."""
         pieces, self._pieces = self._pieces, []
         return [memoryview(piece).cast("B") for piece in pieces]
 
@@ -116,7 +118,7 @@ def _next(messages: pa.ipc.MessageReader, kind: str, where: str) -> pa.Message:
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a batch's buffers are compressed: then each tells how much memory it wants, whatever the file's size.
+    """Returns whether a batch's buffers are compressed: each then says how much memory it needs, whatever its size.
 
     Arrow has verified the flatbuffer but does not tell. Message: header is its third field; RecordBatch: compression
     is its fourth.
@@ -132,7 +134,7 @@ def _offset(data: memoryview, at: int) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Where a flatbuffer's table has that field, if it has it."""
+    """Returns where a flatbuffer's table has a field; None where it does not have it."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     if 4 + 2 * number >= int(struct.unpack_from("<H", data, vtable)[0]):
         return None

@@ -1,4 +1,4 @@
-"""What a table's rows are, apart from where they live and how they train: what a log and a snapshot must know of it."""
+"""The layout of a table's rows, without where they are kept and how they are trained: what a log must know of it."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -63,11 +63,11 @@ class Layout:
         return self.dim * self.torch_dtype.itemsize + 4 * sum(column.width for column in self.columns)
 
     def weights_only(self) -> "Layout":
-        """The same without state, as serving has it."""
+        """Returns the same without state, as serving has it."""
         return replace(self, columns=())
 
     def difference(self, other: "Layout") -> str | None:
-        """What differs, as part of a sentence: "dim 64 and 32"; None where nothing does."""
+        """Returns what differs, as part of a sentence: "dim 64 and 32"; None where nothing does."""
         found = [
             f"{field} {mine!r} and {theirs!r}"
             for field in ("name", "dim", "dtype", "buckets", "seed")
@@ -78,7 +78,7 @@ class Layout:
         return ", ".join(found) or None
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes, made of dict, list, str, int and float."""
+        """Returns what `from_json` takes, made of dict, list, str, int and float."""
         return {
             "name": self.name,
             "dim": self.dim,
@@ -90,7 +90,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, given: object, where: str) -> "Layout":
-        """The layout that `to_json` told of; StorageError where `given` is none."""
+        """Returns the layout that `to_json` described. Raises StorageError where `given` is no layout."""
         fields = _fields(given, ("name", "dim", "dtype", "columns", "buckets", "seed"), where, "a layout")
         if not isinstance(fields["columns"], list):
             raise StorageError(f"[{where}] columns: wanted a list; got {excerpt(fields['columns'])}. Is it damaged?")
@@ -102,7 +102,7 @@ class Layout:
 
 
 def layout_of(config: Table, seed: int) -> Layout:
-    """The layout of a table in a collection with that seed."""
+    """Returns the layout of a table in a collection with that seed."""
     columns = tuple(StateColumn(column.name, column.width, column.initial) for column in config.columns)
     return Layout(config.name, config.dim, config.dtype, columns, config.buckets, seed % 2**64)
 

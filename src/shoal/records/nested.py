@@ -1,4 +1,4 @@
-"""State dicts of modules and optimizers as a skeleton, which is JSON, and the tensors that hang on it, by name.
+"""State dicts of modules and optimizers as a skeleton, which is JSON, and the tensors in it, by name.
 
 In the skeleton a value is
 
@@ -39,13 +39,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def flatten(value: object, where: str) -> tuple[Any, dict[str, Tensor]]:
-    """The skeleton of `value` and its tensors; a name is the way to its tensor, `state.0.exp_avg` say."""
+    """Returns the skeleton of `value` and its tensors. A name is the path to its tensor, such as `state.0.exp_avg`."""
     tensors: dict[str, Tensor] = {}
     return _Flattening(tensors, where).skeleton(value, (), 0), tensors
 
 
 def unflatten(skeleton: object, tensors: Mapping[str, Tensor], where: str) -> Any:
-    """What `flatten` was given; every tensor must have its one place in the skeleton."""
+    """Returns what `flatten` was given. Every tensor must have exactly one place in the skeleton."""
     building = _Building(tensors, where)
     value = building.value(skeleton, 0)
     unused = [name for name in tensors if name not in building.used]
@@ -115,7 +115,7 @@ class _Flattening:
         if tensor.requires_grad:
             self._refuse("wanted a tensor without gradient; got one that requires it. Detach it", path)
         name = wanted = ".".join(path) or "tensor"
-        # {"a.b": x} and {"a": {"b": y}} are different ways with one name.
+        # {"a.b": x} and {"a": {"b": y}} are different paths with one name.
         count = 1
         while name in self._tensors or name == METADATA:
             count += 1

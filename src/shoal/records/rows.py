@@ -24,7 +24,7 @@ class Rows:
         return self.keys.shape[0]
 
     def some(self, which: Tensor | slice) -> "Rows":
-        """Those at some positions, or where a mask is true."""
+        """Returns the rows at some positions, or where a mask is true."""
         return Rows(
             self.keys[which],
             self.weights[which],
@@ -34,7 +34,7 @@ class Rows:
 
 
 def join(pieces: Sequence[Rows]) -> Rows:
-    """All rows of pieces that have the same columns. REQUIRES: there is one."""
+    """Returns all rows of pieces with the same columns. REQUIRES: there is at least one piece."""
     scores = [rows.scores for rows in pieces if rows.scores is not None]
     return Rows(
         torch.cat([rows.keys for rows in pieces]),

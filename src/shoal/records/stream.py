@@ -1,4 +1,5 @@
-"""Many record batches of a table as one Arrow IPC stream; each can be read alone where its place is known."""
+"""Many record batches of a table as one Arrow IPC stream. A batch whose place is known can be read without the
+others."""
 
 import pyarrow as pa
 
@@ -22,7 +23,7 @@ class StreamEncoder:
         self._is_written = False
 
     def begin(self) -> list[memoryview]:
-        """The schema."""
+        """Returns the schema."""
         return [self._schema]
 
     def _take(self) -> list[memoryview]:
@@ -35,12 +36,12 @@ class StreamEncoder:
         return pieces
 
     def batch(self, rows: Rows) -> list[memoryview]:
-        """A record batch; large pieces are the rows' own memory."""
+        """Returns a record batch; large pieces are the rows' own memory."""
         self._writer.write_batch(to_arrow(rows, self._layout))
         return self._take()
 
     def end(self) -> list[memoryview]:
-        """What stands behind the last."""
+        """Returns what comes after the last batch."""
         self._writer.close()
         return self._take()
 
@@ -53,5 +54,5 @@ class StreamDecoder:
         self._schema = arrow_schema(layout)
 
     def batch(self, data: Buffer, where: str) -> Rows:
-        """The rows of a batch, over the memory of `data`; all of it is checked."""
+        """Returns the rows of a batch, over the memory of `data`; all of it is checked."""
         return from_arrow(decode_batch(data, self._schema, where), self._layout, where)

@@ -1,4 +1,4 @@
-"""JSON that means one thing only: UTF-8, no name twice in an object, no NaN, no infinity, no half of a surrogate."""
+"""JSON with one meaning only: UTF-8, no name twice in an object, no NaN, no infinity, no half of a surrogate pair."""
 
 import json
 import math
@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 from shoal.errors import InputError, StorageError
 
 Buffer = bytes | bytearray | memoryview
-# Who shows or writes a value again stands deeper in calls than who read it.
+# Code that prints or writes a value again may be deeper in calls than the code that read it.
 _MOST_DEPTH = 256
 
 
 def encode(value: object, where: str) -> bytes:
-    """`value` as JSON without spaces."""
+    """Returns `value` as JSON without spaces."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         encoded = text.encode()
@@ -24,8 +24,8 @@ def encode(value: object, where: str) -> bytes:
 
 
 def parse(data: Buffer, where: str) -> Any:
-    """What the JSON in `data` says; it is a StorageError if that is not the only thing it can mean, or if its objects
-    and lists are nested more than 256 deep."""
+    """Returns the value of the JSON in `data`. Raises StorageError where it could have another meaning, too, or where
+    objects and lists are more than 256 deep in each other."""
     raw = bytes(data)
     try:
         value = json.loads(
@@ -43,7 +43,7 @@ def parse(data: Buffer, where: str) -> Any:
 
 
 def _require_names(value: object, where: str) -> None:
-    """json.dumps makes a str of every key, and so one name of 1 and "1". REQUIRES: no circles."""
+    """Raises InputError where a name is no str: json.dumps would make one name of 1 and "1". REQUIRES: no circles."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

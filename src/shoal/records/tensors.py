@@ -3,7 +3,7 @@
     8 bytes       length of the header, little-endian
     header        a JSON object, filled up with spaces: {name: {"dtype", "shape", "data_offsets": [begin, end]}}, with
                   offsets counted from the header's end, and a dict of str under "__metadata__"
-    data          the tensors one after another in row-major order, with nothing between or behind them
+    data          the tensors one after another in row-major order, with nothing between or after them
 
 Wide types come first in the data, so that every tensor lies at a multiple of its type's size.
 """
@@ -26,7 +26,7 @@ Buffer = bytes | bytearray | memoryview
 
 METADATA = "__metadata__"
 
-# By the format's names. It has types of less than a byte too, which torch has in pairs only.
+# By the names of the format. It also has types of less than a byte, which torch has only in pairs.
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -52,13 +52,13 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _WHERE = "tensors"
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
-_MOST_HEADER_BYTES = 100_000_000  # beyond it other readers refuse the file
+_MOST_HEADER_BYTES = 100_000_000  # other libraries refuse files with larger ones
 _MOST_DIMS = 64
 _MOST_ELEMENTS = 2**63 - 1
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[memoryview]]:
-    """Header and data, to be written one after another.
+    """Returns header and data, to be written one after another.
 
     The data are the tensors' own memory, which must not change before it is written; what is not contiguous or not on
     the CPU is copied.
@@ -77,7 +77,7 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[
 def encode_header(
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int]]:
-    """The header of tensors of these types and shapes, and where in the file the data of each begins."""
+    """Returns the header of tensors of these types and shapes, and where in the file the data of each begins."""
     header: dict[str, Any] = {METADATA: _checked_metadata(metadata, _WHERE)} if metadata else {}
     for name, (dtype, shape) in tensors.items():
         header[_checked_name(name, _WHERE)] = {"dtype": _dtype_name(name, dtype, _WHERE), "shape": list(shape)}
@@ -99,14 +99,14 @@ def encode_header(
 
 
 def decode(data: Buffer, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, as views of `data` (clone before writing into them), and the metadata.
+    """Returns the tensors, as views of `data` (clone before writing into them), and the metadata.
 
     REQUIRES: `data` begins at a multiple of 8 bytes, as files and memory do.
     """
     view = memoryview(data).cast("B")
     header, begin = _header(view, where)
     memory = pa.py_buffer(view)
-    # By way of Arrow: torch.frombuffer would warn of memory that is read-only.
+    # Through Arrow: torch.frombuffer would warn of memory that is read-only.
     flat: Tensor = from_dlpack(pa.Array.from_buffers(pa.uint8(), memory.size, [None, memory], null_count=0))
     if flat.data_ptr() % _ALIGNMENT:
         raise InputError(f"[{where}] wanted a buffer at a multiple of {_ALIGNMENT}; got one at {flat.data_ptr():#x}.")
@@ -115,7 +115,7 @@ def decode(data: Buffer, where: str) -> tuple[dict[str, Tensor], dict[str, str]]
 
 
 def header_bytes(data: Buffer, size: int, where: str) -> int:
-    """How many bytes of a file of that size are the header, by the first eight of them."""
+    """Returns how many bytes of a file of that size are the header, from its first eight bytes."""
     if len(data) < _LENGTH.size:
         raise StorageError(f"[{where}] wanted tensors, which begin with 8 bytes of length; got {len(data)} bytes.")
     (length,) = _LENGTH.unpack_from(data)
@@ -126,8 +126,8 @@ def header_bytes(data: Buffer, size: int, where: str) -> int:
 
 
 def decode_header(data: Buffer, size: int, where: str) -> tuple[dict[str, "Entry"], dict[str, str]]:
-    """What the header of a file of that size says of its tensors, checked, and the metadata. For who reads parts of
-    them. REQUIRES: `data` is the first `header_bytes` of the file."""
+    """Returns what the header of a file of that size says of its tensors, checked, and the metadata; for reading parts
+    of tensors. REQUIRES: `data` is the first `header_bytes` of the file."""
     header, begin = _header(memoryview(data).cast("B"), where)
     return _entries(header, begin, size, where)
 
@@ -140,7 +140,7 @@ def _entries(header: dict[str, Any], begin: int, size: int, where: str) -> tuple
 
 
 class Entry:
-    """What the header says of a tensor, checked in itself. `first`: where in the file its data begins."""
+    """What the header says of a tensor, checked without the others. first: where in the file its data begins."""
 
     def __init__(self, given: Any, data_begin: int, where: str) -> None:
         if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
@@ -169,14 +169,14 @@ class Entry:
 
     def tensor(self, flat: Tensor) -> Tensor:
         data = flat[self.first : self.first + self.end - self.begin]
-        # Any other byte in a bool is neither true nor false.
+        # Any other byte is no bool.
         if self.dtype is torch.bool and data.numel() and int(data.max()) > 1:
             raise StorageError(f"[{self._where}] wanted bools of 0 and 1; got {int(data.max())}. Is it damaged?")
         return data.view(self.dtype).view(self.shape)
 
 
 def _header(view: memoryview, where: str) -> tuple[dict[str, Any], int]:
-    """The header, and where the data begins."""
+    """Returns the header, and where the data begins."""
     begin = header_bytes(view, len(view), where)
     if bytes(view[_LENGTH.size : begin][:1]) != b"{":
         raise StorageError(f"[{where}] wanted a header that is a JSON object; got something else. Is it damaged?")
@@ -198,7 +198,7 @@ def _require_partition(entries: Mapping[str, Entry], size: int, where: str) -> N
 def _elements(shape: list[int], where: str) -> int:
     count = 1
     for size in shape:
-        # As if no dimension were empty: strides are the products of the others.
+        # As if no dimension were empty: strides are products of the other dimensions.
         count *= max(size, 1)
         if count > _MOST_ELEMENTS:
             raise StorageError(f"[{where}] shape: wanted at most {_MOST_ELEMENTS} elements; got {excerpt(shape)}.")
