@@ -288,9 +288,9 @@ def test_streams_that_are_not_one_plain_batch_are_refused():
     pa.ipc.new_stream(none, batch.schema).close()
     compressed = to_arrow(rows_of(LAYOUT, 3000), LAYOUT)
     for payload, complaint in [
-        (stream([batch, batch]), "nothing behind it"),
-        (plain + bytes(8), "nothing behind it"),
-        (plain + plain, "nothing behind it"),
+        (stream([batch, batch]), "nothing after it"),
+        (plain + bytes(8), "nothing after it"),
+        (plain + plain, "nothing after it"),
         (none.getvalue().to_pybytes(), "wanted a record batch in an Arrow stream; got nothing"),
         (plain[: len(plain) // 2], "wanted"),
         (plain[:100], "wanted"),

@@ -150,7 +150,7 @@ def read_file(path: FilePath, limit: int = MOST_BYTES) -> bytearray:
     if size_of(path) is None:
         raise StorageError(f"[file {path}] is not there. Restore it, or another copy of the log.")
     with _native.File.open_to_read(path) as file:
-        size = file.size()  # of this one: another may be put in its place meanwhile
+        size = file.size()  # of this one: another may be put in its place now
         if size > limit:
             raise StorageError(f"[file {path}] wanted at most {limit} bytes; got {size}. Restore it from another copy.")
         out = bytearray(size)

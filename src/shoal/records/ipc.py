@@ -42,7 +42,7 @@ def decode(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
             f"[{where}] wanted an Arrow stream; got one with: {sentence(str(error))} Is it damaged?"
         ) from None
     if after is not None or source.tell() != memory.size:
-        raise StorageError(f"[{where}] wanted one Arrow batch and nothing behind it; got more. Is it damaged?")
+        raise StorageError(f"[{where}] wanted one Arrow batch and nothing after it; got more. Is it damaged?")
     return batch
 
 
@@ -69,7 +69,7 @@ def decode_batch(data: Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
             f"[{where}] wanted an Arrow batch; got one with: {sentence(str(error))} Is it damaged?"
         ) from None
     if source.tell() != memoryview(data).nbytes:
-        raise StorageError(f"[{where}] wanted one Arrow batch and nothing behind it; got more. Is it damaged?")
+        raise StorageError(f"[{where}] wanted one Arrow batch and nothing after it; got more. Is it damaged?")
     return batch
 
 
