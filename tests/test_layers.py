@@ -31,6 +31,7 @@ APART_IN_TABLE: dict[str, frozenset[str]] = {
     "host": frozenset({"device"}),
     "device": frozenset({"host"}),
     "lower": frozenset({"host", "device"}),
+    "lifecycle": frozenset({"host", "device"}),
 }
 NATIVE = "_native"
 NATIVE_FROM_LAYER = 2

@@ -17,9 +17,11 @@ from shoal.errors import BackwardError
 
 
 class Applied(Protocol):
-    """What leases need to know of a batch."""
+    """What leases need to know of a forward."""
 
-    applied: bool
+    @property
+    def applied(self) -> bool:
+        """Whether its backward is done."""
 
 
 Held = TypeVar("Held", bound=Applied)

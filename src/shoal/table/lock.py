@@ -25,7 +25,7 @@ class Around:
 
     def begin(self) -> None:
         """Before the lock."""
-        self._group._in_own_process()
+        self._group.process.require(self._group.name)
         if self._group.retired is not None:
             raise ConfigError(self._group.retired)
         if self._group.device.type == "cuda":

@@ -25,7 +25,7 @@ class MetaGroup(HostGroup):
     def retire(self, why: str) -> None:
         self.retired = why
 
-    def _held_alone(self, entered: Callable[[], bool | None]) -> _native.Held:
+    def _held_exclusively(self, entered: Callable[[], bool | None]) -> _native.Held:
         raise self._refused()
 
     def lookup(self, request: Request) -> tuple[Tensor, Tensor]:

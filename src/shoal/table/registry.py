@@ -22,7 +22,7 @@ def keep_waiting(group: Group) -> None:
 def let_go() -> None:
     """Keep no group any more whose compiled graphs had their backward, or were dropped."""
     for key, group in list(_waiting.items()):  # a copy, made at once: other threads come here too
-        if not (group.is_own and group.is_awaited):
+        if not (group.process.is_here and group.is_awaited):
             _waiting.pop(key, None)
 
 

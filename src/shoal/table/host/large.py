@@ -6,8 +6,9 @@ table's memory, updated there, and written below. The kernel gets all gradients 
 keys of other pieces, so a row's gradients are added up in the order that they always have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +25,10 @@ from shoal.table.decided import Decided
 from shoal.table.host.arrivals import Arrivals, Arriving
 from shoal.table.host.pieces import Seen, rows_of_a_piece
 from shoal.table.host.plan import POOLINGS, Plan
+from shoal.table.lifecycle.admission import Admission, Candidates, admitted
 
 if TYPE_CHECKING:
-    from shoal.table.host.group import Batch
+    from shoal.table.host.forward import Forward
     from shoal.table.host.table import HostTable
 
 
@@ -51,13 +53,18 @@ class Large:
     keys: _native.MissingKeys  # of the tables that train, by their number among these
     tables: Sequence[int]
     to_bear: dict[int, Tensor] = field(default_factory=dict)  # by table, the keys that had no row, in ascending order
-    erased: dict[int, list[Tensor]] = field(default_factory=dict)  # by table, those that were erased since
+    # By table, keys whose gradient goes nowhere: admission gave them no row, or they were erased since the forward.
+    dropped: dict[int, list[Tensor]] = field(default_factory=dict)
     seen: Seen = field(default_factory=Seen)
 
+    def drop(self, number: int, keys: Tensor) -> None:
+        """Drop the gradients of some keys of a table."""
+        self.dropped.setdefault(number, []).append(keys)
+
     def keys_of(self, at: int) -> tuple[Tensor, Tensor]:
-        """The distinct keys of a table, and which of them were not erased since the forward."""
+        """Returns the distinct keys of a table, and of which of them the gradient is not dropped."""
         keys = self.keys.keys(at)
-        gone = self.erased.get(self.tables[at])
+        gone = self.dropped.get(self.tables[at])
         return keys, torch.ones(len(keys), dtype=torch.bool, device="cpu") if not gone else ~torch.isin(
             keys, torch.cat(gone)
         )
@@ -74,14 +81,25 @@ def large_batch(plan: Plan, bags: _native.Bags, training: bool) -> Large:
 # ---- births
 
 
-def find_births(tables: "Sequence[HostTable]", large: Large) -> None:
-    """Find which keys have no row, and that there is a place for them."""
+def find_births(
+    tables: "Sequence[HostTable]",
+    forward: "Forward",
+    large: Large,
+    values: Tensor,
+    admissions: Mapping[int, Admission],
+) -> None:
+    """Find which keys are to be born, and that there is a place for them. `values`: the batch's."""
     for at, number in enumerate(large.tables):
         table, keys = tables[number], large.keys.keys(at)
         absent = keys[table.find(keys) == NO_SLOT]
         if table.below is not None and len(absent):
             is_below = [table.below.contains(some) for some in absent.split(rows_of_a_piece(table))]
             absent = absent[~torch.cat(is_below)]
+        if admission := admissions.get(number):
+            brought = partial(forward.values_of, number, values)
+            born = admitted(admission, Candidates(table.config.name, table.step, absent, brought))
+            large.drop(number, absent[~born])
+            absent = absent[born]
         if len(absent):
             table.require_more(len(absent))
             large.to_bear[number] = absent.sort().values
@@ -135,7 +153,7 @@ def _call_off(table: "HostTable", keys: Tensor, error: BaseException) -> None:
 # ---- scores
 
 
-def touch(tables: "Sequence[HostTable]", batch: "Batch", large: Large) -> None:
+def touch(tables: "Sequence[HostTable]", batch: "Forward", large: Large) -> None:
     """Raise the scores of a batch's rows, wherever they are: twice is once."""
     for at, number in enumerate(large.tables):
         table, score = tables[number], batch.scores[number]
@@ -197,7 +215,7 @@ class LargeUpdate:
     def __init__(
         self,
         tables: "Sequence[HostTable]",
-        batch: "Batch",
+        batch: "Forward",
         large: Large,
         factor: float,
         decided: Decided,

@@ -40,7 +40,7 @@ class HostStaging:
         self.is_found = self._is_released = self._is_begun = False
         self._names = names
         self._values, self._offsets = values, offsets  # kept: no other batch may have their place
-        group._in_own_process()
+        group.process.require(group.name)
         self.bags = bags_of(values, offsets, None, len(names), self._plan_now().copies)
         self.bags.begin_ahead()
 

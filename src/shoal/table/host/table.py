@@ -196,6 +196,10 @@ class HostTable(HostMemory):
             optimizer.max_norm or 0.0,
         )
 
+    def drop_gradients(self, rows: int) -> None:
+        """Count gradients that went nowhere, since their keys have no row."""
+        self._backwards.dropped += rows
+
     def update_in_memory(self, score: float, grad_scale: float, pieces: _native.Backwards) -> _native.UpdateTable:
         """The same for a backward that comes in pieces: its last one, of the rows in memory, which counts it. `pieces`:
         what those before left out."""
