@@ -106,9 +106,11 @@ def draw_suite(suite: str) -> pathlib.Path:
     return path
 
 
-def draw_summary(rows: Mapping[str, Iterable[Row]]) -> pathlib.Path:
-    """Draws the six numbers of the README, which the PNG's metadata also has as text. Returns the picture's path."""
-    path = RESULTS / "summary.png"
+SUMMARY = RESULTS / "summary.png"
+
+
+def draw_summary(rows: Mapping[str, Iterable[Row]], path: pathlib.Path = SUMMARY) -> None:
+    """Draws the six numbers of the README, which the PNG's metadata also has as text."""
     found = summary.measured(rows)
     figure = plt.figure(figsize=(11, 5.6), layout="constrained")
     panels = list(figure.subplots(-(-len(found) // 2), 2, squeeze=False).flat)
@@ -119,7 +121,6 @@ def draw_summary(rows: Mapping[str, Iterable[Row]]) -> pathlib.Path:
     figure.suptitle("Shorter is better. Medians, as measured; whiskers are p20 to p80", fontsize=9)
     figure.savefig(path, dpi=110, metadata={NUMBERS: summary.table(found)})
     plt.close(figure)
-    return path
 
 
 NUMBERS = "Numbers"  # the key in a PNG's metadata for the numbers that it shows

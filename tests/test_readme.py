@@ -158,7 +158,7 @@ def test_the_six_numbers_are_those_of_the_csvs():
 
 def test_the_picture_shows_the_six_numbers():
     block = readme.block_of(readme.SUMMARY).search(TEXT)
-    with Image.open(ROOT / "benchmarks" / "results" / "summary.png") as picture:
+    with Image.open(plot.SUMMARY) as picture:
         assert picture.text[plot.NUMBERS] == block[0], "run `python -m benchmarks.readme`"
 
 
@@ -256,6 +256,13 @@ def test_rows_measured_later_do_not_make_the_summary_wrong():
     assert readme.is_summary_current(text, TWO_SUITES | {"log": later})
     assert not readme.is_summary_current(text.replace("37 ms", "30 ms"), TWO_SUITES)
     assert not readme.is_summary_current("no markers", TWO_SUITES)
+
+
+def test_the_summary_is_drawn_with_its_numbers_as_text(tmp_path):
+    path = tmp_path / "summary.png"
+    plot.draw_summary(TWO_SUITES, path)
+    with Image.open(path) as picture:
+        assert picture.text[plot.NUMBERS] == readme.render_summary(TWO_SUITES)
 
 
 def test_a_page_without_its_markers_is_an_error(tmp_path):
