@@ -124,10 +124,11 @@ def test_the_map_names_every_folder():
 
 def test_the_tree_of_the_design_names_every_file_of_the_tables():
     (tree,) = re.findall(r"```\n(table/ .*?)```", section("16. Layers", "docs/design.md"), re.DOTALL)
-    _, host, device, lower = re.split(r"^  (?:host|device|lower)/", tree, flags=re.MULTILINE)
-    for folder, named in {"": tree, "host": host, "device": device, "lower": lower}.items():
-        for path in (ROOT / "src/shoal/table" / folder).glob("[!_]*.py"):
-            assert path.stem in re.findall(r"\w+", named), f"docs/design.md, section 16, does not name {path}"
+    parts = re.split(r"^  (\w+)/", tree, flags=re.MULTILINE)  # what stands before the first folder, folder, files, ...
+    named = dict(zip(parts[1::2], parts[2::2], strict=True)) | {"": parts[0]}
+    for path in (ROOT / "src" / "shoal" / "table").rglob("[!_]*.py"):
+        folder = "" if path.parent.name == "table" else path.parent.name
+        assert path.stem in re.findall(r"\w+", named.get(folder, "")), f"docs/design.md, section 16: {path} is missing"
 
 
 def test_the_readme_links_every_page_of_the_docs():
