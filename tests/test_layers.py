@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A place may import the layers below its own and itself. Places of one layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "torch_private"),
     ("config", "metrics"),
     ("ops", "records", "planner"),
     ("index", "storage", "optim"),
@@ -215,6 +215,7 @@ def test_checker_accepts_allowed_imports(tmp_path: Path, file: str, text: str) -
         ("log/append.py", "try:\n    from shoal.modules import x\nexcept ImportError:\n    pass", "sideways: modules"),
         ("config/init.py", "from shoal import _native", "layer 1 imports _native"),
         ("errors.py", "import shoal._native", "layer 0 imports _native"),
+        ("torch_private.py", "from shoal.errors import ShoalError", "sideways: errors"),
         ("errors.py", "import importlib\nimportlib.import_module('shoal.config')", "up: config"),
         ("table/host/group.py", "from shoal.table.device.plan import Plan", "table/host imports from table/device"),
         ("table/device/staging.py", "from ..host import staging", "table/device imports from table/host"),

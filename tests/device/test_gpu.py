@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.device_tables import Twins
 from support.inside import device_rows_of, group_of
+from support.torch_private import keep_gpu_busy
 
 import shoal
 from shoal import Table
@@ -305,7 +306,7 @@ def test_nobody_hears_of_a_step_before_it_is_over():
         bags(features).values().sum().backward()
     bags.check()
     out = bags(features).values()
-    torch.cuda._sleep(500_000_000)
+    keep_gpu_busy(500_000_000)
     bags(features).values().sum().backward()
     out.sum().backward()
     told = [ledger._events[number % ledger.copies].query() for number in range(ledger.sent - 3, ledger.sent)]

@@ -203,7 +203,7 @@ def test_rows_below_memory_are_left_alone_too(rule, which, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("which", ["bags", "sequences"])
 def test_compiled_programs_leave_alone_what_the_loss_does_not_touch(which):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     plain, compiled = (collection(settings_of("last", which), which=which) for _ in range(2))
 
     def loss(module, batch, mask):
@@ -227,7 +227,7 @@ def test_compiled_programs_leave_alone_what_the_loss_does_not_touch(which):
     fresh = collection(settings_of("last", which), which=which)
     assert torch.equal(rows(plain, "u", [7, 8]), rows(fresh, "u", [7, 8]))
     assert torch.equal(rows(plain, "t", [5, 6]), rows(fresh, "t", [5, 6]))
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 # ---- the oracle

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.batches import assert_same_rows, kjt, random_kjt
 from support.inside import group_of, live_leases_of
+from support.torch_private import dynamo_config
 from torch import nn
-from torch._dynamo import config as dynamo_config
 from torch.utils.checkpoint import checkpoint
 
 import shoal
@@ -30,9 +30,9 @@ BACKENDS = ["aot_eager", "inductor"]
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_a_compiled_graph_keeps_its_tables_alive(make, calls):
     group = weakref.ref(group_of(collection))
     loss = compiled_loss(collection)
     del collection
-    torch._dynamo.reset()  # compiled code keeps its module
+    torch.compiler.reset()  # compiled code keeps its module
     gc.collect()
     with pytest.raises(ConfigError, match="name must be free"):
         make(name="compiled")
@@ -398,7 +398,7 @@ def test_a_compiled_graph_keeps_tables_alive_that_are_in_a_cycle(make, calls):
     collection.me = [collection]
     loss = compiled_loss(collection)
     del collection
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     with pytest.raises(ConfigError, match="name must be free"):
         make(name="cycle")
@@ -416,7 +416,7 @@ def test_a_compiled_graph_that_is_dropped_lets_its_tables_go():
     collection = pooling(name="dropped")
     loss = compiled_loss(collection)
     del collection
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     del loss
     gc.collect()
@@ -428,7 +428,7 @@ def test_a_stale_compiled_graph_trains_no_other_tables():
     loss = compiled_loss(first)
     first.load_state_dict(first.state_dict())  # its forwards are void
     del first
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     second = pooling(name="stale")
     second(kjt(TWO))

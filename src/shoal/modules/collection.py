@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from shoal import torch_private
 from shoal.config import Table, format_size, parse_size
 from shoal.config.checked import flag, integer
 from shoal.errors import (
@@ -335,8 +336,7 @@ class Collection(nn.Module):
 
     def _token_now(self, training: bool) -> Tensor:
         """What the ops say that they change: see table/ops.py."""
-        # Not torch.compiler.is_exporting(): that of torch 2.11 is true in torch.compile too (pytorch #176347).
-        if not torch.compiler._is_exporting_flag:
+        if not torch_private.is_exporting():
             return self._token
         if training:
             raise ConfigError(f"[{self.name}] torch.export wants a model that does not train. Call eval() first.")

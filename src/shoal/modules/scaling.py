@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler, OptState
+from torch.amp import GradScaler
+
+from shoal import torch_private
 
 
 class _Scalers:
@@ -44,7 +46,7 @@ class _Scalers:
 
 scalers_in_use = _Scalers().in_use
 # Whose argument the roots of a backward are; other releases of torch may have another, and then they are not known.
-_engine = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+_engine = torch_private.backward_code()
 # What losses are made of after they were scaled.
 _SHAPED = ("Stack", "Cat", "Unsqueeze", "Squeeze", "View", "UnsafeView", "Reshape", "Select", "Expand", "Clone")
 _NAMES = ("Add", "Sum", "Mean", "Div", "Neg", "ToCopy", *_SHAPED)
@@ -101,15 +103,14 @@ class ScaledLoss:
 
     def inverse(self, device: torch.device) -> Tensor:
         """One divided by the factor, on a device that nobody waits for."""
-        scale = self.scaler._scale
+        scale = torch_private.loss_scale(self.scaler)
         if scale is None:  # before the first loss was scaled
             return torch.full((1,), 1.0 / float(self.scaler.get_scale()), dtype=torch.float32, device=device)
         return (1.0 / scale.to(device)).to(torch.float32).reshape(1)
 
     def found(self, nonfinite: Tensor) -> None:
         """Tell the scaler's next `update()`, on the device."""
-        record = self._record()
-        found = record["found_inf_per_device"]
+        found = self._found()
         before = found.get(nonfinite.device)
         now = nonfinite.to(torch.float32).reshape(())
         found[nonfinite.device] = now if before is None else torch.maximum(before, now)
@@ -118,14 +119,12 @@ class ScaledLoss:
         """Make the scaler's next `update()` lower the scale, as if one of its own optimizers had seen the overflow."""
         self._report(nonfinite=True)
 
-    def _record(self) -> dict[str, Any]:
-        record = self.scaler._per_optimizer_states[id(self._optimizer or self)]
-        record["stage"] = OptState.UNSCALED
-        return record
+    def _found(self) -> dict[torch.device, Tensor]:
+        return torch_private.tell_scaler(self.scaler, id(self._optimizer or self))
 
     def _report(self, nonfinite: bool) -> None:
         # GradScaler has no public way in. Its `update` reads these records, one for each optimizer, and wants at least
         # one; `step(bags.optimizer)` must find its gradients unscaled, and does nothing.
-        found = self._record()["found_inf_per_device"]
+        found = self._found()
         if nonfinite or not found:
             found[torch.device("cpu")] = torch.tensor(float(nonfinite), dtype=torch.float32, device="cpu")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import nn
-from torch.fx import Proxy, _symbolic_trace
+from torch.fx import Proxy
 
+from shoal import torch_private
 from shoal.errors import ConfigError
 
 
@@ -47,7 +47,7 @@ class Traceable(ABCMeta):
     """
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
-        if _symbolic_trace._is_fx_tracing_flag:
+        if torch_private.is_symbolically_tracing():
             for given in chain(args, settings.values()):
                 if isinstance(given, Proxy):
                     return given.tracer.create_proxy("call_function", cls, args, settings)
@@ -59,7 +59,7 @@ def traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **settings: Any) -> Any:
-        if _symbolic_trace._is_fx_tracing_flag:
+        if torch_private.is_symbolically_tracing():
             for given in (*args, *settings.values()):
                 for one in given if isinstance(given, list | tuple) else (given,):
                     if isinstance(one, Proxy):
@@ -71,7 +71,7 @@ def traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def require_no_recording(where: str) -> None:
     """Refuse a lookup inside of torch.jit.trace."""
-    if torch._C._get_tracing_state() is not None:  # torch.jit.is_tracing(), in half the time
+    if torch_private.is_jit_tracing():
         raise ConfigError(
             f"[{where}] torch.jit.trace cannot record a lookup: its graph would have outputs that nothing fills. Use "
             f"torch.export in eval(), or trace the other modules of the model one by one."

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal import torch_private
+
 
 @dataclass(eq=False)
 class _Moved:
@@ -33,7 +35,7 @@ class _Moved:
 
 def _marks(tensor: Tensor) -> tuple[int, bool]:
     """What changes when somebody writes to a tensor, or asks for its gradient."""
-    return -1 if tensor.is_inference() else tensor._version, tensor.requires_grad
+    return torch_private.version_of(tensor), tensor.requires_grad
 
 
 # By the batch's id, which no other object has while it is here. A batch may be moved twice, or for two loops.

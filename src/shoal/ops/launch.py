@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.errors import DeviceError
 from shoal.ops.arguments import Kind, Record, Variable, flat, leaves
+from shoal.torch_private import current_device, current_stream_handle
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _MOST_LAYOUTS = 32
@@ -166,7 +167,7 @@ class Program:
         values = list(call)
         for at, unfold in self._folded:
             values[at : at + 1] = unfold(values[at])
-        self._native.run(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), values)
+        self._native.run(current_stream_handle(current_device()), values)
 
     def _run_first(self, call: tuple[Any, ...]) -> None:
         values: list[Any] = []

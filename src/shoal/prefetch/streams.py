@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
+
+from shoal.torch_private import SUPPORTED_NODES, tree_leaves
 
 Events = Sequence[torch.cuda.Event]
 _DEPTH = 4  # objects within objects

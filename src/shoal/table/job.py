@@ -10,6 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shoal import torch_private
+
 _KEY = "shoal/job"
 # torchrun's: its store is the same after a restart of the workers, which is another job.
 _ATTEMPT = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -46,7 +48,7 @@ def this_rank() -> JobRank | None:
 def _job() -> str | None:
     global _asked
     try:
-        store = dist.distributed_c10d._get_default_store()
+        store = torch_private.default_store()
         if _asked is None or _asked[0] is not store:
             key = "/".join([_KEY, *(os.environ.get(name, "") for name in _ATTEMPT)])
             # The first rank to ask decides; the others get what it set.

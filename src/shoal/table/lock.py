@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shoal import torch_private
 from shoal.errors import ConfigError, OutOfMemoryError
 from shoal.table.refused import is_refused_memory
 
@@ -30,7 +31,7 @@ class Around:
             raise ConfigError(self._group.retired)
         if self._group.device.type == "cuda":
             # Kernels are launched on the current device.
-            before = torch._C._cuda_getDevice()
+            before = torch_private.current_device()
             if before != self._group.device.index:
                 self._before = before
                 torch.cuda.set_device(self._group.device)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from shoal import torch_private
 from shoal.errors import BackwardError, NotFoundError
 from shoal.table.group import Group
 from shoal.table.registry import group_named, keep_waiting, let_go
@@ -147,12 +148,7 @@ for _name, _run, _shapes in (
 
 def _is_seen() -> bool:
     """Whether something looks at operators: a compiler, a mode, a transform, a profiler."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._autograd._profiler_enabled()
-    )
+    return torch.compiler.is_compiling() or torch_private.is_being_observed()
 
 
 _lookup_pooled = torch.ops.shoal.lookup.default

@@ -7,11 +7,10 @@ import pickle
 import pytest
 import torch
 from support.jagged_lists import FOUR, VALUES, keyed, lists
+from support.torch_private import FakeTensorMode, dynamo_config, pytree
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from shoal.modules.jagged import KeyedJaggedTensor, KeyedTensor
 
@@ -59,7 +58,7 @@ def test_pytree_leaves_have_paths(kjt):
 @pytest.fixture
 def compiled():
     """torch.compile without code generation: what is tested is the tracing. Counts the graphs."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     graphs = []
 
     def backend(graph, inputs):
@@ -70,7 +69,7 @@ def compiled():
         return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend), graphs
 
     yield compile_
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_building_and_reading_inside_a_compiled_graph(compiled):
@@ -92,11 +91,11 @@ def test_compiled_with_code_generation():
     def f(values, lengths):
         return KeyedJaggedTensor(["a", "b"], values, lengths=lengths).offsets()
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     g = torch.compile(f, fullgraph=True)
     arguments = (torch.tensor([1, 2, 3, 4]), torch.tensor([2, 1, 0, 1]))
     assert torch.equal(f(*arguments), g(*arguments))
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_as_argument_of_a_compiled_function_it_is_not_changed_and_not_recompiled(compiled):
@@ -127,7 +126,7 @@ def test_sizes_known_only_when_the_graph_runs_can_be_traced(compiled):
         one = KeyedJaggedTensor(["a"], values[kept], weights[kept], lengths=kept.sum().view(1))
         return one.offsets(), one.values() * one.weights()
 
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+    with dynamo_config.patch(capture_dynamic_output_shape_ops=True):
         offsets, products = compiled(f)[0](torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0, 4.0]))
     assert offsets.tolist() == [0, 2]
     assert products.tolist() == [4.0, 12.0]

@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from shoal import torch_private
 
 
 def certainly(condition: bool) -> bool:
@@ -22,8 +23,8 @@ def can_be_read(given: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        and not is_in_torch_dispatch_mode()
+        and not torch_private.is_in_dispatch_mode()
         and type(given) is Tensor
         and given.device.type == "cpu"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(given)
+        and not torch_private.is_wrapped_by_transform(given)
     )

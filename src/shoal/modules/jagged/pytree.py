@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import GetAttrKey, KeyEntry, register_pytree_node
+
+from shoal.torch_private import GetAttrKey, KeyEntry, register_pytree_node
 
 
 def register(

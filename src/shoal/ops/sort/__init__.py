@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.errors import ShoalError
+from shoal.torch_private import current_stream_handle
 
 _MOST_GRAPHS = 4
 _MOST_SEEN = 16
@@ -45,7 +46,7 @@ class Sorter:
         call = (slots.data_ptr(), ordered.data_ptr(), order.data_ptr(), n)
         kept = self._graphs.get(call)
         if kept is not None:
-            kept.graph.start(torch._C._cuda_getCurrentRawStream(self._device.index))
+            kept.graph.start(current_stream_handle(self._device.index))
             return
         torch.sort(slots, stable=True, out=(ordered, order))
         if self._may_capture and self._was_seen(call):

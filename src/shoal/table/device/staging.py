@@ -20,14 +20,10 @@ from shoal.table.lower.departures import Departure, Departures
 from shoal.table.lower.read import Asked, may_read_ahead, read_below
 from shoal.table.lower.staged import Staged
 from shoal.table.staging import address_of
+from shoal.torch_private import version_of
 
 if TYPE_CHECKING:
     from shoal.table.device.group import DeviceGroup
-
-
-def _version(tensor: Tensor) -> int:
-    """Changes when somebody writes to it; nobody counts that for tensors of inference."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 class DeviceStaging:
@@ -49,7 +45,7 @@ class DeviceStaging:
             for tensor in (self.values, self.offsets):
                 tensor.record_stream(group.placing_stream)
         self.address = address_of(values)
-        self._as_found = _version(values), _version(offsets)
+        self._as_found = version_of(values), version_of(offsets)
         self._offsets_at = address_of(offsets)
         self._missing: dict[int, Missing] = {}
         self._epochs: list[int] = []
@@ -67,7 +63,7 @@ class DeviceStaging:
         return (
             not values.is_inference()
             and address_of(offsets) == self._offsets_at
-            and (_version(values), _version(offsets)) == self._as_found
+            and (version_of(values), version_of(offsets)) == self._as_found
         )
 
     def is_still_right(self, plan: DevicePlan) -> bool:

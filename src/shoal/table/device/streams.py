@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from shoal import torch_private
 from shoal.errors import DeviceError
 
 
@@ -48,7 +49,7 @@ class Streams:
                 f"tables."
             )
         self.is_captured |= capturing
-        raw = torch._C._cuda_getCurrentRawStream(self._device.index)
+        raw = torch_private.current_stream_handle(self._device.index)
         if not update and (alone or raw == self._writer):
             self._looked = None
         if update and self._is_read_elsewhere():
