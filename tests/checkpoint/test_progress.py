@@ -1,4 +1,4 @@
-"""Bars of rows that are done, where somebody looks."""
+"""Progress bars of rows, on a terminal."""
 
 import io
 import os
@@ -60,10 +60,10 @@ def terminal(monkeypatch):
         try:
             while piece := os.read(other, 1 << 16):
                 pieces.append(piece)
-        except OSError:  # Linux: nobody has the other end any more
+        except OSError:  # Linux: the other end is closed
             pass
 
-    reader = Thread(target=read)  # a terminal holds little: whoever writes would wait
+    reader = Thread(target=read)  # a terminal holds little: without this thread, writing to it would wait
     reader.start()
     try:
         with os.fdopen(own, "w") as stderr, monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Readers beside a writer, which is another process."""
+"""Reading a log while another process writes it."""
 
 import os
 import subprocess

@@ -344,7 +344,7 @@ def test_a_commit_of_another_copy_that_was_put_in_is_refused(tmp_path):
 
 
 def test_a_snapshot_of_another_history_is_refused(tmp_path):
-    """A snapshot beside commits that it was not made of; a repair keeps the commits."""
+    """A log with a snapshot that was not made of its commits: a repair keeps the commits."""
     path = tmp_path / "log"
     grown(path, 3)
     shutil.copytree(path, tmp_path / "copy")

@@ -15,7 +15,7 @@ from shoal.log.compact import compact
 from shoal.log.files import Files
 from shoal.log.opening import remove_strangers
 from shoal.log.reader import LogReader
-from shoal.log.snapshot import SnapshotWriter
+from shoal.log.snapshot_writer import SnapshotWriter
 from shoal.log.tables import LoggedTables
 
 
@@ -75,7 +75,7 @@ def test_a_commit_holds_what_changed_and_no_more(tmp_path, kind):
 
 
 def test_changes_of_rows_that_are_moved_before_they_are_committed(tmp_path):
-    """A step says which slots changed; rows that others made room for are elsewhere by the time somebody asks."""
+    """A step says which slots changed; rows that others made room for are elsewhere by the next commit."""
     table = shoal.Table("t", 64, optimizer=shoal.SGD(lr=1.0))
     bags = shoal.EmbeddingBagCollection([table])
     keys = torch.arange(40_000)
@@ -369,7 +369,7 @@ def test_a_table_of_another_layout(tmp_path):
 
 @pytest.mark.threads
 def test_lookups_and_several_logs_beside_training(tmp_path):
-    """Whoever looks up stamps rows, whose flags a commit clears: no change may be lost between the two."""
+    """Lookups stamp rows, and a commit clears the flags of rows: no change may be lost between the two."""
     bags = made("ssd", tmp_path / "one")
     bags.train()
     train(bags, range(4))

@@ -1,4 +1,4 @@
-"""Writers that are killed, and who compacts beside them."""
+"""Writers and compactions that are killed while both work."""
 
 import subprocess
 import sys

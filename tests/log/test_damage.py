@@ -1,4 +1,4 @@
-"""Logs that somebody damaged: an error, or exactly what was committed; never wrong rows, never a crash."""
+"""Damaged logs: an error, or exactly what was committed; never wrong rows, never a crash."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from shoal.log.verify import verify as verify_files
 from shoal.records import join
 from shoal.records.frames import Kind
 
-# Their text is no format: what counts is who has them locked.
+# Their text is no format: only the locks on them count.
 LOCKS = {"LOCK", "MANIFEST.lock", "COMPACT"}
 
 
@@ -141,7 +141,8 @@ def test_reads_of_a_sound_log_give_what_was_committed(log, tmp_path):
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_noticed(log, tmp_path, data):
-    """By who reads what is damaged, or by nobody: then all of it is right. By `verify` in any case."""
+    """Damage is found by the calls that read it, or by none of them: then all they return is right. `verify` finds it
+    in any case."""
     path = tmp_path / "copy"
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(log.path, path)
@@ -165,11 +166,11 @@ def test_damage_is_noticed(log, tmp_path, data):
         (path / name).write_bytes(content)
     with little_memory():
         is_sound = verify_files(Files(str(path))).is_sound
-    # Behind the last commit another one may be on its way.
+    # After the last commit another one may be being written.
     assert is_sound == (kind != "gone" and (content == before or (name == log.last_segment and kind == "grow")))
     read = [succeeds(one, log, path) for one in READS]
     assert all(read) or not is_sound
-    # Who writes makes another head, and cuts off what is behind the last commit.
+    # The next writer makes another head, and cuts off the bytes after the last commit.
     is_opened = succeeds(reopen, log, path)
     assert is_opened or not is_sound
     if name == "HEAD":
@@ -224,7 +225,7 @@ def test_what_files_claim_takes_no_memory(log, tmp_path, lie):
     shutil.copytree(log.path, tmp_path / "copy")
     LIES[lie](Forged(tmp_path / "copy"))
     for read in (lambda _log, path: verify_files(Files(str(path))), *READS, reopen):
-        with suppress(AssertionError):  # who has the checksums right may say anything
+        with suppress(AssertionError):  # a file with the right checksums may say anything
             succeeds(read, log, tmp_path / "copy")
 
 
@@ -290,7 +291,7 @@ def test_a_small_log_has_files_of_each_kind(small):
 @pytest.mark.timeout(1800)
 def test_no_byte_can_change_without_notice(small, tmp_path, every, monkeypatch):
     """None of them, in no file that is part of the log."""
-    monkeypatch.setattr("shoal.log.verify._BETWEEN_S", 0.0)  # nobody writes the head meanwhile
+    monkeypatch.setattr("shoal.log.verify._BETWEEN_S", 0.0)  # no process writes the head in this test
     shutil.copytree(small, tmp_path / "copy")
     missed = []
     for file, content in contents(tmp_path / "copy").items():

@@ -19,7 +19,7 @@ def one_table(tiers=None):
 
 
 def waiting(bags):
-    """Keys that a table keeps for whoever asks next."""
+    """Keys that a table keeps for its cursors."""
     held = table_of(bags).changes
     (base,) = held._bases.values()
     return held._listed + base.cursor.waiting

@@ -88,7 +88,7 @@ def test_a_commit_is_synced_once_the_interval_has_passed_and_not_before(tmp_path
         assert written.kept == written.log.version
         assert written.syncs(3) == 0  # it begins anew
         assert written.kept == written.log.version - 3
-    # Whoever else syncs is counted with.
+    # Syncs of other code are counted, too.
     clock.seconds += 9.0
     written.log.sync()
     clock.seconds += 9.0
@@ -123,7 +123,7 @@ def test_no_commit_is_synced_where_none_is_to_be(tmp_path, clock):
 
 
 def test_a_segment_is_synced_before_another_is_begun(tmp_path, clock):
-    """Behind the last segment, all is known to be on the disk."""
+    """Up to the last segment, all is known to be on the disk."""
     written = Written(tmp_path, fsync="never", segment=1)
     version = written.log.version
     assert written.syncs(3, ".seg") == 2 * 3  # the one before, and the header of the next

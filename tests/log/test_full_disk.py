@@ -49,8 +49,8 @@ class Written:
         return getattr(self.log, self.work)([self.first, self.second], dense=self.model)
 
     def assert_sound(self, folder, version, may_be_torn=False):
-        """For a reader beside the writer, and for who opens a copy as another process that died left it. version: None
-        is that before the commit, or the commit's."""
+        """Checks a log that is read while its writer has it open, and a copy of it as a process that died leaves it.
+        version: None allows the one before the commit and the commit's own."""
         with shoal.open_log(self.path) as reader:
             report = reader.verify()
             assert report.is_sound, report.problems

@@ -1,4 +1,4 @@
-"""Writers whose LOCK, segment, manifest or folder is not theirs any more, because somebody removed or replaced it."""
+"""Writers whose LOCK, segment, manifest or folder is not theirs any more, because it was removed or replaced."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from shoal.log.compact import compact
 from shoal.log.files import Files
 from shoal.log.manifest import read_manifest
 from shoal.log.segment_writer import SegmentWriter
-from shoal.log.snapshot import SnapshotWriter
+from shoal.log.snapshot_writer import SnapshotWriter
 from shoal.log.verify import verify
 
 
@@ -43,7 +43,7 @@ def remade(path):
 
 
 def unlocked(path):
-    """Somebody takes LOCK for a stale one, and another writer commits."""
+    """A user takes LOCK for a stale one, and another writer commits."""
     os.remove(path / "LOCK")
     bags = made()
     with shoal.ChangeLog(path) as log:
@@ -53,7 +53,7 @@ def unlocked(path):
 
 
 def restored(path):
-    """Somebody puts a copy of the segment in its place."""
+    """A user puts a copy of the segment in its place."""
     (segment,) = (path / "segments").iterdir()
     shutil.copy(segment, path / "copy")
     os.replace(path / "copy", segment)
@@ -211,7 +211,7 @@ def test_the_epoch_is_on_the_disk_before_the_first_commit(tmp_path, call):
         assert (path / "segments" / f"{1:020}.seg").stat().st_size == size
         inode = (path / "MANIFEST.json").stat().st_ino
         assert log.commit(bags) == 2
-        # Written again, though it may be in its place already: nobody knows whether its name was on the disk.
+        # Written again, though it may be in its place already: it is not known whether its name was on the disk.
         assert (path / "MANIFEST.json").stat().st_ino != inode
         assert (log.newest.epoch, read_manifest(Files(str(path))).epoch) == (2, 2)
         inode = (path / "MANIFEST.json").stat().st_ino

@@ -1,5 +1,5 @@
-"""Logs that a stranger wrote: whoever reads one gets what it holds, or a ShoalError; in little memory, and in time that
-its size explains."""
+"""Logs that a stranger wrote: a call that reads one gets what it holds, or a ShoalError; in little memory, and in time
+that its size explains."""
 
 import shutil
 import subprocess
@@ -156,7 +156,7 @@ def test_whoever_reads_it_gets_rows_or_an_error(log, tmp_path, flaw, data):
 @pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.PUTS])
 @pytest.mark.parametrize("is_broken_before", [True, False])
 def test_headers_that_each_claim_the_rest_of_the_file_are_read_a_few_times(log, tmp_path, kind, is_broken_before):
-    """Whether HEAD promises them or not, to whoever looks."""
+    """Whether HEAD promises them or not, for every call that reads."""
     path = tmp_path / "copy"
     shutil.copytree(log, path)
     file = sorted((path / "segments").iterdir())[-1]

@@ -1,4 +1,4 @@
-"""A version has each key of a table once, and scores that are numbers: who reads a log finds one that has not."""
+"""A version has each key of a table once, and scores that are numbers: reading a log finds versions that have not."""
 
 import re
 from itertools import pairwise

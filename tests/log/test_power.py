@@ -37,7 +37,7 @@ def test_a_commit_whose_rows_did_not_reach_the_disk_though_its_last_frame_did(tm
     content = bytearray(only_segment(path).read_bytes())
     content[size + 1024 : size + 1536] = bytes(512)  # rows, between the frames' headers
     only_segment(path).write_bytes(content)
-    # Whoever reads it, before a writer cuts it off and behind that.
+    # It is read before a writer cuts it off, and after that.
     for cut in (False, True):
         if cut:
             with pytest.warns(TornTailWarning, match="behind version 1"), shoal.ChangeLog(path) as log:

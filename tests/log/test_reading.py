@@ -1,4 +1,4 @@
-"""Who reads a log, also while others write and compact it."""
+"""Reading a log, also while others write and compact it."""
 
 import threading
 

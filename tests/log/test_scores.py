@@ -1,4 +1,4 @@
-"""Histograms of scores whose range nobody knows before."""
+"""Histograms of scores whose range is not known before."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""JSON as the records have it: what has two meanings, or none, is refused."""
+"""JSON as the records have it: text with two meanings, or none, is refused."""
 
 import pytest
 from hypothesis import given

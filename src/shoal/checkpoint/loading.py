@@ -170,22 +170,17 @@ def emptied(held: LoggedTables, wanted: dict[str, LoggedTable], done: Done) -> I
     with held.exclusive():
         is_empty = False
         try:
-            _clear(wanted)
+            held.clear(wanted)
             is_empty = True
             yield
         except BaseException as error:
-            is_interrupted = not isinstance(error, Exception) or any(group.is_interrupted for group in held.groups)
+            is_interrupted = not isinstance(error, Exception) or held.is_interrupted
             if done.is_done or not (is_empty or is_interrupted):
                 raise
             names = ", ".join(map(repr, wanted))
             error.add_note(f"Tables {names} were being loaded, and are empty now. Load them again.")
-            _clear(wanted)
+            held.clear(wanted)
             raise
-
-
-def _clear(wanted: dict[str, LoggedTable]) -> None:
-    for group in {id(table.group): table.group for table in wanted.values()}.values():
-        group.clear([table.number for table in wanted.values() if table.group is group])
 
 
 class _Plan:

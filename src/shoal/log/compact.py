@@ -14,7 +14,8 @@ from shoal.log.change import rows_in_block
 from shoal.log.files import Files, names_in, remove_file, remove_folder
 from shoal.log.manifest import Manifest, SnapshotEntry, changing_manifest, read_manifest
 from shoal.log.reader import LogReader
-from shoal.log.snapshot import SnapshotError, SnapshotWriter, buckets_of
+from shoal.log.snapshot import SnapshotError, buckets_of
+from shoal.log.snapshot_writer import SnapshotWriter
 from shoal.log.version import Version, Winners
 from shoal.records import Layout, Rows, join
 

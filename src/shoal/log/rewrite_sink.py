@@ -12,7 +12,7 @@ from shoal.log.dense import write_dense
 from shoal.log.hold import LostError
 from shoal.log.manifest import Manifest, with_layouts
 from shoal.log.sink import Base
-from shoal.log.snapshot import SnapshotWriter
+from shoal.log.snapshot_writer import SnapshotWriter
 from shoal.log.writer import LogWriter
 from shoal.records import Layout
 

@@ -40,8 +40,7 @@ def rolled_back(
             # All is read before anything changes.
             then = while_it_changes(path, lambda: _all_then(where, tables, *read(), log, marks_of))
             now = [_now(state) for state in then]
-            for group in tables.groups:
-                group.forget_forwards()
+            tables.forget_forwards()
             for state in then:
                 state.restore()
         yield

@@ -1,6 +1,6 @@
 """The tables of collections, as a log sees them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -130,7 +130,7 @@ class LoggedTables(Mapping[str, LoggedTable]):
                     f"to_empty(device='cpu') or to_empty(device='cuda') on the model first."
                 )
         # In one order everywhere, so that two threads that lock several groups do not wait for each other.
-        self.groups: list[Group] = sorted({one.group for one in self._tables.values()}, key=lambda group: group.name)
+        self._groups: list[Group] = sorted({one.group for one in self._tables.values()}, key=lambda group: group.name)
 
     def __getitem__(self, name: str) -> LoggedTable:
         return self._tables[name]
@@ -145,7 +145,7 @@ class LoggedTables(Mapping[str, LoggedTable]):
     def shared(self) -> Iterator[None]:
         """Holds the shared lock of every group: no row changes, and lookups may go on."""
         with ExitStack() as locks:
-            for group in self.groups:
+            for group in self._groups:
                 locks.enter_context(group.reading_all())
             yield
 
@@ -153,6 +153,23 @@ class LoggedTables(Mapping[str, LoggedTable]):
     def exclusive(self) -> Iterator[None]:
         """Holds the exclusive lock of every group: no other thread reads or changes rows."""
         with ExitStack() as locks:
-            for group in self.groups:
+            for group in self._groups:
                 locks.enter_context(group.writing())
             yield
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an interrupt left some rows of a group half changed."""
+        return any(group.is_interrupted for group in self._groups)
+
+    def forget_forwards(self) -> None:
+        """Drops what forwards keep for their backwards. REQUIRES: the exclusive lock is held."""
+        for group in self._groups:
+            group.forget_forwards()
+
+    def clear(self, names: Collection[str]) -> None:
+        """Removes all rows of some tables. REQUIRES: the exclusive lock is held."""
+        for group in self._groups:
+            numbers = [one.number for name, one in self._tables.items() if name in names and one.group is group]
+            if numbers:
+                group.clear(numbers)
