@@ -93,8 +93,8 @@ class Version:
         return held + sum(one.puts + one.deletes for one in said)
 
     def base_of(self, table: str) -> tuple[Snapshot | None, list[CommittedChanges]]:
-        """Returns the snapshot and the commits that make a table: without a snapshot, from the last commit on that
-        replaced all of its rows."""
+        """Returns the snapshot and the commits that make a table's rows. Where a commit replaced all of them, these are
+        no snapshot, and the commits from the last such one on."""
         for at in range(len(self._commits) - 1, -1, -1):
             said = self._commits[at].commit.tables.get(table)
             if said is not None and said.replaces:
