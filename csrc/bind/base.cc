@@ -128,12 +128,13 @@ struct Held {
   }
 };
 
-// A tensor that holds a number, and notes when its memory goes.
+// A tensor that holds a number, and notes when its memory goes. Other tensors may go with it.
 static nb::ndarray<nb::pytorch, int64_t, nb::ndim<1>> held_number(const std::shared_ptr<EndedNumbers>& ended,
-                                                                  int64_t number) {
+                                                                  int64_t number, nb::object others) {
   auto* note = new EndedNumbers::Note{number, ended};
   nb::capsule owner(note, [](void* p) noexcept { EndedNumbers::add(static_cast<EndedNumbers::Note*>(p)); });
-  return {&note->number, {1}, owner};
+  if (others.is_none()) return {&note->number, {1}, owner};
+  return {&note->number, {1}, nb::make_tuple(owner, others)};
 }
 
 static void bind_locks(nb::module_& m) {
@@ -199,7 +200,9 @@ void bind_base(nb::module_& m) {
   bind_locks(m);
   nb::class_<EndedNumbers>(m, "EndedNumbers", "Numbers whose tensors went")
       .def(nb::init<>())
-      .def("hold", &held_number, nb::arg("number"), "A tensor of one number")
+      .def("hold", &held_number, nb::arg("number"), nb::arg("others") = nb::none(),
+           nb::sig("def hold(self, number: int, others: Sequence[torch.Tensor] | None = None) -> torch.Tensor"),
+           "A tensor of one number; its memory keeps other tensors for as long as it lives")
       .def_prop_ro("any", &EndedNumbers::any)
       .def(
           "take", [](EndedNumbers& ended, nb::list into) { ended.take([&](int64_t number) { into.append(number); }); },

@@ -84,8 +84,10 @@ class EndedNumbers:
 
     def __init__(self) -> None: ...
 
-    def hold(self, number: int) -> Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))]:
-        """A tensor of one number"""
+    def hold(self, number: int, others: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
+        """
+        A tensor of one number; its memory keeps other tensors for as long as it lives
+        """
 
     @property
     def any(self) -> bool: ...

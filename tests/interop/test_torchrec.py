@@ -370,7 +370,7 @@ def test_a_collection_whose_tables_cannot_be_made_anew_says_so(tmp_path, monkeyp
     def fail(*given):
         raise StorageError("[t] no disk.")
 
-    monkeypatch.setattr("shoal.modules.collection.open_group", fail)
+    monkeypatch.setattr("shoal.modules.groups.open_group", fail)
     with pytest.raises(StorageError, match="no disk"):
         apply_optimizer_in_backward(torch.optim.Adam, made, {"lr": 0.1})
     with pytest.raises(ConfigError, match="made anew"):

@@ -11,6 +11,7 @@ from support.tiered import SMALL, below, outputs
 from support.tiered import collection as tiered
 
 import shoal
+from shoal.table import Batch, Pooled, Request
 
 pytestmark = [pytest.mark.threads, pytest.mark.timeout(120)]
 
@@ -64,7 +65,8 @@ def test_lookups_see_whole_steps():
         assert whole(bags.table("a").lookup(KEYS))
 
     def by_group():
-        out, _ = evaluating.lookup(["a"], batch.values(), batch.offsets(), None, DIM, False, False, torch.float32)
+        keyed = Batch(["a"], batch.values(), batch.offsets())
+        out, _ = evaluating.lookup(Request(keyed, Pooled(DIM), torch.float32, False, False))
         assert whole(out)
 
     def by_state_dict():

@@ -8,6 +8,11 @@ def group_of(collection):
     return next(iter(collection.tables().values())).place[0]
 
 
+def groups_of(collection):
+    """Returns the groups that hold the collection's tables, in their order."""
+    return collection._group.members
+
+
 def tables_of(collection):
     """Returns the group's tables, in the order of their configs."""
     places = [handle.place for handle in collection.tables().values()]

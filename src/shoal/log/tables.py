@@ -12,6 +12,7 @@ from shoal.log.commit import MOST_STEPS, TableCommit
 from shoal.records import Layout, layout_of
 from shoal.table import Group, collections_in
 from shoal.table.changes import Mark
+from shoal.table.lock import in_lock_order
 from shoal.table.protocols import Bounded, Exportable, Fillable, Keyed, Tracked, Trained
 
 
@@ -129,8 +130,7 @@ class LoggedTables(Mapping[str, LoggedTable]):
                     f"[{where}] wanted tables that can have rows; got {table.name!r} on meta, which has none. Call "
                     f"to_empty(device='cpu') or to_empty(device='cuda') on the model first."
                 )
-        # In one order everywhere, so that two threads that lock several groups do not wait for each other.
-        self._groups: list[Group] = sorted({one.group for one in self._tables.values()}, key=lambda group: group.name)
+        self._groups: list[Group] = in_lock_order(one.group for one in self._tables.values())
 
     def __getitem__(self, name: str) -> LoggedTable:
         return self._tables[name]

@@ -23,6 +23,7 @@ from shoal.errors import (
     ShoalError,
     StateDictError,
 )
+from shoal.modules.groups import Groups, open_groups
 from shoal.modules.habits import Habits
 from shoal.modules.lookup import Lookup
 from shoal.modules.optimizer import TableOptimizer
@@ -48,7 +49,6 @@ from shoal.table import (
     TableStats,
     are_left_out,
     content_bytes,
-    open_group,
     registry,
 )
 
@@ -133,9 +133,8 @@ class Collection(nn.Module):
         self._make_group(seed % 2**64)
 
     def _make_group(self, seed: int) -> None:
-        group = open_group(self.name, self._configs, seed, self._device)
-        self._group = group  # the one before stays where this one does not open
-        registry.register(group)
+        # Not before it is open: where that fails, the one before stays.
+        self._group = open_groups(self.name, self._configs, seed, self._device)
         with torch.inference_mode(False):  # tensors that are born in it could not be used outside
             self._token = torch.zeros(1, dtype=torch.float32, device="cpu")
             self._update_token = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -177,11 +176,11 @@ class Collection(nn.Module):
         if number is None:
             names = ", ".join(repr(config.name) for config in self._configs)
             raise NotFoundError(f"[{self.name}] has the tables {names}; got {name!r}.")
-        return TableHandle(self._group, number)
+        return TableHandle(*self._group.place_of(number))
 
     def tables(self) -> dict[str, TableHandle]:
         """All tables, by name."""
-        return {config.name: TableHandle(self._group, number) for number, config in enumerate(self._configs)}
+        return {config.name: TableHandle(*self._group.place_of(number)) for number, config in enumerate(self._configs)}
 
     @property
     def device(self) -> torch.device:
@@ -476,10 +475,10 @@ class Collection(nn.Module):
         )
 
 
-def _rows_of(group: "weakref.ref[Group]", number: int) -> int:
+def _rows_of(group: "weakref.ref[Group | Groups]", number: int) -> int:
     """The rows of a table whose config may outlive it: then there are none."""
     alive = group()
-    return 0 if alive is None else len(TableHandle(alive, number))
+    return 0 if alive is None else len(TableHandle(*alive.place_of(number)))
 
 
 def _becomes_free(name: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shoal.errors import ModeWarning, OptimizerWarning, RanksWarning, WeightsWarning
+from shoal.modules.groups import Groups
 from shoal.modules.scaling import is_scaled_backward, scalers_in_use
 from shoal.modules.warned import warn
 from shoal.table import Group, registry
@@ -29,7 +30,7 @@ class Habits:
     kind: the collection's class. without_optimizer: names of the tables whose optimizer the user did not name.
     """
 
-    def __init__(self, kind: str, name: str, group: Group, without_optimizer: Sequence[str]) -> None:
+    def __init__(self, kind: str, name: str, group: Group | Groups, without_optimizer: Sequence[str]) -> None:
         self._kind = kind
         self._name = name
         self._group = weakref.ref(group)

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from shoal.errors import BackwardError
 from shoal.modules.habits import Habits
-from shoal.table import Group, ops
+from shoal.table import ops
+from shoal.table.protocols import Target
 from shoal.table.request import Batch, Each, Pooled, Request, Update
 
 
@@ -24,7 +25,7 @@ class Lookup:
     dtype: torch.dtype
     counts: list[int] | None = None  # keys of each feature, where that is known without asking a device
     # The group itself, where no compiler looks: a graph keeps its tables alive when their collection is gone.
-    held: Group | None = None
+    held: Target | None = None
     habits: Habits | None = None  # where no compiler looks
 
     def pooled(self, values: Tensor, offsets: Tensor, weights: Tensor | None, columns: int, keep: bool) -> Request:
@@ -58,7 +59,7 @@ def _drop_other(ctx: Any, lease: Tensor) -> None:
         ctx.lease = None
 
 
-def _group_of(ctx: Any) -> Group | str:
+def _group_of(ctx: Any) -> Target | str:
     """The group of a forward that no backward was applied to."""
     if ctx.group is None:
         raise _applied_already()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal.config import Optimizer
 from shoal.errors import ConfigError, StateDictError
+from shoal.modules.groups import Groups
 from shoal.table import Group
 
 
@@ -71,7 +72,7 @@ class TableOptimizer(torch.optim.Optimizer):
     # Schedulers warn where no `step` came before theirs, but the backward pass is ours.
     _opt_called = True
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group | Groups) -> None:
         self._tables = [table for table in group.tables if table.optimizer_hyper]
         groups = [
             # torch wants a parameter in every group; the rows are not one.

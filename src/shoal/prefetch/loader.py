@@ -12,7 +12,7 @@ import torch
 from shoal.config.checked import integer
 from shoal.errors import ConfigError, InputError, ShoalError
 from shoal.prefetch.run import Run
-from shoal.table import Staging, collections_in
+from shoal.table import StagedTogether, Staging, collections_in
 from shoal.table.lower.threads import Readers
 
 BatchT = TypeVar("BatchT")
@@ -34,48 +34,6 @@ class Stages(Protocol):
 
     def stage(self, features: Any) -> Staging | None:
         """Begin to bring a batch's rows up."""
-
-
-class _Together:
-    """One batch on its way to several collections."""
-
-    def __init__(self, parts: Sequence[Staging], readers: Readers) -> None:
-        self._parts = parts
-        self._readers = readers
-        self.waits = any(part.waits for part in parts)
-        self.in_loop = all(part.in_loop for part in parts)
-
-    def find(self, threads: int) -> None:
-        for part in self._parts:
-            part.find(threads)
-
-    def may_read(self, is_first: bool) -> bool:
-        return all(part.may_read(is_first) for part in self._parts)
-
-    def expect(self) -> None:
-        for part in self._parts:
-            part.expect()
-
-    def read(self) -> None:
-        if self.waits:  # at the same time: storages may be far away
-            self._readers.map(lambda part: part.read(), self._parts)
-        else:
-            for part in self._parts:
-                part.read()
-
-    def has_room(self) -> bool:
-        return all(part.has_room() for part in self._parts)
-
-    def place_into_room(self, threads: int) -> bool:
-        return all(part.place_into_room(threads) for part in self._parts)
-
-    def place(self, may_wait: Callable[[], bool]) -> None:
-        for part in self._parts:
-            part.place(may_wait)
-
-    def release(self) -> None:
-        for part in self._parts:
-            part.release()
 
 
 class _Moved:
@@ -174,7 +132,7 @@ class Prefetch(Generic[BatchT]):
             raise
         finally:
             moved.add(let_go)
-        return _Together(parts, readers) if parts else None
+        return StagedTogether(parts, readers) if parts else None
 
     def _require_one_device(self, each: Sequence[Any]) -> None:
         """What one collection's device has, another's has not."""

@@ -10,6 +10,7 @@ from shoal.table.job import JobRank, this_rank
 from shoal.table.open import open_group
 from shoal.table.protocols import GroupTable, LossScale
 from shoal.table.request import Batch, Each, Pooled, Request, Update
+from shoal.table.staged_together import StagedTogether
 from shoal.table.staging import Staging
 from shoal.table.without_rows import are_left_out, without_rows
 
@@ -23,6 +24,7 @@ __all__ = [
     "LossScale",
     "Pooled",
     "Request",
+    "StagedTogether",
     "Staging",
     "TableContent",
     "TableHandle",

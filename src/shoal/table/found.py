@@ -28,4 +28,5 @@ def collections_in(given: Any) -> list[Any]:
 
 def _is_collection(given: Any) -> bool:
     # The handle of a table has a group too, and is no collection.
-    return isinstance(given, nn.Module) and isinstance(getattr(given, "_group", None), Group)
+    groups = getattr(getattr(given, "_group", None), "members", None)
+    return isinstance(given, nn.Module) and isinstance(groups, tuple) and all(isinstance(one, Group) for one in groups)

@@ -6,6 +6,7 @@ the lock. table/host/group.py has the rest for rows in host memory, table/device
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from shoal.table.lease import Leases
 from shoal.table.lifecycle.admission import Admission
 from shoal.table.lock import Around
 from shoal.table.lower.threads import Readers
+from shoal.table.nonfinite import Judged
 from shoal.table.plans import Plans
 from shoal.table.protocols import GroupTable, Habits, LossScale
 from shoal.table.request import Batch, Each, Pooled, Request, Update
@@ -78,6 +80,15 @@ class Group(ABC):
     def number_of(self, table: str) -> int | None:
         """Returns the number of the table of that name."""
         return next((n for n, held in enumerate(self.tables) if held.config.name == table), None)
+
+    @property
+    def members(self) -> "tuple[Group, ...]":
+        """The groups of which this is made: itself alone."""
+        return (self,)
+
+    def place_of(self, number: int) -> "tuple[Group, int]":
+        """The group of the table of that number, and its number there."""
+        return self, number
 
     # ---- the lock
 
@@ -221,20 +232,65 @@ class Group(ABC):
     def _look_up(self, request: Request) -> tuple[Tensor, Tensor]:
         """The same for a request that was checked."""
 
-    def update(self, change: Update) -> Tensor:
-        """Apply a forward's output gradients; returns the gradient of the per-sample weights, or nothing."""
+    def judge(self, change: Update) -> Judged:
+        """Look for NaN and infinity in the gradients. Changes nothing, and raises what is wrong with their shapes,
+        their forward or the optimizers' settings."""
         with self._updating():
-            forward = self._leases.of(change.lease)
-            if not forward.was_checked(change):
-                batch = Batch(forward.plan.names, change.values, change.offsets, change.weights)
-                batch.check(self.name, self.device)
-            grads = forward.gradients_of(change.grads)
-            self._require_gradients(grads, forward.gradient_shapes(grads))
-            return self._update(forward, change, [_gradient(grad) for grad in grads])
+            forward, grads = self._checked(change)
+            for number in forward.plan.trained:
+                self.tables[number].optimizer_hyper.values()  # raises for a setting that its optimizer refuses
+            return self._judge(forward, change, grads)
 
     @abstractmethod
-    def _update(self, forward: Any, change: Update, grads: Sequence[Tensor]) -> Tensor:
-        """The same for a change that was checked. `grads` are float32, with contiguous rows."""
+    def _judge(self, forward: Any, change: Update, grads: Sequence[Tensor]) -> Judged:
+        """The same for a change that was checked."""
+
+    def update(self, change: Update, skip: bool | Tensor | None = None) -> Tensor:
+        """Apply a forward's output gradients; returns the gradient of the per-sample weights, or nothing.
+
+        `skip` is the decision about gradients that are not finite where it was made for several groups: whether all
+        rows stay as they are, as a bool, or as an int32 tensor of one number that is not 0 if so. None: this group
+        decides.
+        """
+        with self._updating():
+            forward, grads = self._checked(change)
+            return self._update(forward, change, grads, skip)
+
+    def _checked(self, change: Update) -> tuple[Any, list[Tensor]]:
+        """The forward of a change, and its gradients as float32 with contiguous rows."""
+        forward = self._leases.of(change.lease)
+        if not forward.was_checked(change):
+            batch = Batch(forward.plan.names, change.values, change.offsets, change.weights)
+            batch.check(self.name, self.device)
+        grads = forward.gradients_of(change.grads)
+        self._require_gradients(grads, forward.gradient_shapes(grads))
+        return forward, [_gradient(grad) for grad in grads]
+
+    @abstractmethod
+    def _update(self, forward: Any, change: Update, grads: Sequence[Tensor], skip: bool | Tensor | None) -> Tensor:
+        """The same for a change that was checked."""
+
+    def awaits(self, lease: Tensor) -> bool:
+        """Whether a forward waits for its backward."""
+        with self.writing():
+            return self._leases.awaits(lease)
+
+    def require_features(self, names: Sequence[str]) -> None:
+        """Raise NotFoundError or InputError where a batch lacks a feature of the tables, or has one twice."""
+        with self.reading():
+            self._plan(names)
+
+    def noting_births(self) -> AbstractContextManager[list[tuple[int, Tensor]]]:
+        """Note the tables and keys to which lookups of this thread give rows in the body of `with`. Empty on a device,
+        where only the device knows them."""
+        return nullcontext([])
+
+    def undo(self, lease: Tensor, births: Sequence[tuple[int, Tensor]]) -> None:
+        """Have a forward be as if it had not come: its lease ends without a use of its rows, and births are erased."""
+        with self.writing():
+            self._leases.drop(lease)
+            for number, keys in births:
+                self.erase(number, keys)
 
     def stage(self, batch: Batch) -> Staging | None:
         """Begin to bring the rows of a batch to the top tier, ahead of its lookup; None where they cannot be below."""

@@ -6,7 +6,7 @@ the group deals with it at its next call, since it can come from any thread and 
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -40,10 +40,10 @@ class Leases(Generic[Held]):
         self._ended = _native.EndedNumbers()
         self._noted: list[int] = []  # of these, those that were taken and not dealt with
 
-    def begin(self, batch: Held) -> Tensor:
-        """Keep `batch` for as long as the returned tensor's storage lives."""
+    def begin(self, batch: Held, others: Sequence[Tensor] | None = None) -> Tensor:
+        """Keep `batch`, and other leases, for as long as the returned tensor's storage lives."""
         number = next(_numbers)
-        lease: Tensor = self._ended.hold(number)
+        lease: Tensor = self._ended.hold(number) if others is None else self._ended.hold(number, list(others))
         self._live[number] = batch
         return lease
 
@@ -95,6 +95,15 @@ class Leases(Generic[Held]):
     def live(self) -> list[Held]:
         """The batches that leases keep."""
         return list(self._live.values())
+
+    def awaits(self, lease: Tensor) -> bool:
+        """Whether no backward was applied to the batch of a lease that lives."""
+        batch = self._live.get(int(lease))
+        return batch is not None and not batch.applied
+
+    def drop(self, lease: Tensor) -> None:
+        """Forget a lease as if there had been no forward."""
+        self._live.pop(int(lease), None)
 
     def clear(self) -> None:
         """Forget all leases: their backward can no longer be applied."""

@@ -1,6 +1,6 @@
 """What is done around a group's lock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,12 @@ from shoal.table.refused import is_refused_memory
 
 if TYPE_CHECKING:
     from shoal.table.group import Group
+
+
+def in_lock_order(groups: "Iterable[Group]") -> "list[Group]":
+    """The groups, each once, in the one order in which all code locks several, so that two threads that do so do not
+    wait for each other."""
+    return sorted(set(groups), key=lambda group: (group.name, id(group)))
 
 
 class Around:

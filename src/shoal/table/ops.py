@@ -19,7 +19,7 @@ from torch.library import Library
 
 from shoal import torch_private
 from shoal.errors import BackwardError, NotFoundError
-from shoal.table.group import Group
+from shoal.table.protocols import Target
 from shoal.table.registry import group_named, keep_waiting, let_go
 from shoal.table.request import Batch, Each, Pooled, Request, Update
 
@@ -156,7 +156,7 @@ _lookup_each = torch.ops.shoal.lookup_each.default
 _update = torch.ops.shoal.update.default
 
 
-def lookup(group: Group | str, token: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+def lookup(group: Target | str, token: Tensor, request: Request) -> tuple[Tensor, Tensor]:
     """Returns a group's answer to a request: the output, and the lease for its update."""
     if not _is_seen():
         # The dispatcher would turn every argument over twice: 50 microseconds that nobody looks at.
@@ -170,7 +170,7 @@ def lookup(group: Group | str, token: Tensor, request: Request) -> tuple[Tensor,
     return result
 
 
-def update(group: Group | str, token: Tensor, change: Update) -> Tensor:
+def update(group: Target | str, token: Tensor, change: Update) -> Tensor:
     """Apply a forward's output gradients; returns the gradient of the per-sample weights, or nothing."""
     if not _is_seen():
         return (group_named(group) if isinstance(group, str) else group).update(change)

@@ -11,7 +11,9 @@ from shoal.config import Table
 from shoal.records import Rows
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent, TableStats
+from shoal.table.forked import OwnProcess
 from shoal.table.lower.tier import Below
+from shoal.table.request import Request, Update
 
 
 class LossScale(Protocol):
@@ -28,6 +30,27 @@ class LossScale(Protocol):
 
     def found_nonfinite(self) -> None:
         """Hear that a backward was skipped."""
+
+
+class Target(Protocol):
+    """What operators call: a group, or the groups of a collection together."""
+
+    name: str
+    habits: "Habits | None"
+
+    @property
+    def process(self) -> OwnProcess:
+        """The process that made it."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a backward may follow a forward."""
+
+    def lookup(self, request: Request) -> tuple[Tensor, Tensor]:
+        """Returns the output of a lookup and its lease."""
+
+    def update(self, change: Update) -> Tensor:
+        """Apply a forward's output gradients; returns the gradient of the per-sample weights, or nothing."""
 
 
 # A table, wherever its rows are, has all of the protocols below. Its group's lock covers every method. Who uses a table

@@ -33,6 +33,7 @@ from shoal.table.group import Group
 from shoal.table.lease import Leases
 from shoal.table.lifecycle.admission import Admission
 from shoal.table.lower.read import Asked, read_below
+from shoal.table.nonfinite import Judged
 from shoal.table.replacement import Replacement
 from shoal.table.request import Batch, Pooled, Request, Update
 from shoal.table.staging import Staging, address_of
@@ -42,6 +43,11 @@ def _at_work(group: "weakref.ref[DeviceGroup]", coming: bool) -> Sequence[int]:
     # The rows would keep their group, and its files, alive if they knew it.
     held = group()
     return () if held is None else held.at_work(coming)
+
+
+def _nonfinite(grads: Sequence[Tensor]) -> Tensor:
+    """One number on the device: not 0 if something is not finite."""
+    return torch.stack([~torch.isfinite(grad).all() for grad in grads]).any().to(torch.int32).reshape(1)
 
 
 class DeviceGroup(Group):
@@ -289,13 +295,16 @@ class DeviceGroup(Group):
 
     # ---- backward
 
-    def _update(self, forward: Forward, change: Update, grads: Sequence[Tensor]) -> Tensor:
+    def _judge(self, forward: Forward, change: Update, grads: Sequence[Tensor]) -> Judged:
+        return Judged(False if self.loss_scale is None else _nonfinite(grads))
+
+    def _update(self, forward: Forward, change: Update, grads: Sequence[Tensor], skip: bool | Tensor | None) -> Tensor:
         looked = forward.looked.again(change.values.contiguous(), change.offsets.contiguous())
         result = self._nothing
         if change.weight_gradient:
             result = self._updates.weight_gradients(looked, grads[0])
         if forward.training and forward.plan.trained:
-            self._apply(forward, looked, grads)
+            self._apply(forward, looked, grads, skip)
         forward.applied = True
         if forward.number:
             self._updated.append(forward.number)
@@ -303,15 +312,16 @@ class DeviceGroup(Group):
             self._raise_all()
         return result
 
-    def _apply(self, forward: Forward, looked: Looked, grads: Sequence[Tensor]) -> None:
+    def _apply(self, forward: Forward, looked: Looked, grads: Sequence[Tensor], skip: bool | Tensor | None) -> None:
         if self.settings_may_change:
             self._settings.refresh([table.optimizer_hyper for table in self.tables])
         scale = self.loss_scale
-        inverse, skip = None, None
-        if scale is not None:
-            inverse = scale.inverse(self.device)
-            skip = torch.stack([~torch.isfinite(grad).all() for grad in grads]).any().to(torch.int32).reshape(1)
+        inverse = None if scale is None else scale.inverse(self.device)
+        if scale is not None and skip is None:
+            skip = _nonfinite(grads)
             scale.found(skip)
+        if skip is not None and not isinstance(skip, Tensor):
+            skip = torch.ones(1, dtype=torch.int32, device=self.device) if skip else None
         # Forwards that wait for their backward were made at the steps of now.
         for other in self._leases.live():
             if other is not forward and not other.applied and other.steps is None:

@@ -1,8 +1,8 @@
 """A group whose rows are in host memory: all tables of a collection, whatever their layout."""
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 
@@ -28,6 +28,7 @@ from shoal.table.lease import Leases
 from shoal.table.lifecycle.admission import Admission
 from shoal.table.lower.staged import Staged
 from shoal.table.lower.tier import Below
+from shoal.table.nonfinite import Judged
 from shoal.table.refused import is_refused_memory
 from shoal.table.replacement import Replacement
 from shoal.table.request import Batch, Pooled, Request, Update
@@ -55,6 +56,15 @@ class HostGroup(Group):
 
     def births(self) -> int:
         return getattr(self._born, "rows", 0)
+
+    @contextmanager
+    def noting_births(self) -> Iterator[list[tuple[int, Tensor]]]:
+        noted: list[tuple[int, Tensor]] = []
+        self._born.noted = noted
+        try:
+            yield noted
+        finally:
+            self._born.noted = None
 
     def admit_by(self, number: int, admission: Admission | None) -> None:
         with self.writing():
@@ -219,12 +229,14 @@ class HostGroup(Group):
         """Bring what is missing into memory. False: memory turned out to be too small, and nothing changed."""
         answers = asked or (staging.answers if staging is not None else {})
         try:
-            births = missing.bring(answers, batch.values, self._admissions, self._in_use, self.readers)
+            came = missing.bring(answers, batch.values, self._admissions, self._in_use, self.readers)
         except CapacityError:
             if not forward.plan.deep:
                 raise
             return False
-        self._born.rows = self.births() + births
+        self._born.rows = self.births() + sum(come.births for _number, come in came)
+        if (noted := getattr(self._born, "noted", None)) is not None:
+            noted += [(number, come.born) for number, come in came]
         return True
 
     def _in_pieces(self, forward: Forward, batch: Batch, out: Tensor, keep: bool) -> Tensor:
@@ -240,6 +252,8 @@ class HostGroup(Group):
         births = bear(self.tables, large)
         reader.count()
         self._born.rows = self.births() + births
+        if (noted := getattr(self._born, "noted", None)) is not None:
+            noted += large.to_bear.items()
         return self._kept(forward, keep)
 
     def _kept(self, forward: Forward, keep: bool) -> Tensor:
@@ -263,7 +277,12 @@ class HostGroup(Group):
 
     # ---- backward
 
-    def _update(self, forward: Forward, change: Update, grads: Sequence[Tensor]) -> Tensor:
+    def _judge(self, forward: Forward, change: Update, grads: Sequence[Tensor]) -> Judged:
+        batch = Batch(forward.plan.names, change.values, change.offsets, change.weights).for_kernels()
+        forward.weights = batch.weights
+        return self._updates.judge(forward, grads, batch.offsets)
+
+    def _update(self, forward: Forward, change: Update, grads: Sequence[Tensor], skip: bool | Tensor | None) -> Tensor:
         batch = Batch(forward.plan.names, change.values, change.offsets, change.weights).for_kernels()
         _names, values, offsets, forward.weights, _counts = batch
         bind_again(forward.bags, values, offsets, forward.weights)
@@ -271,7 +290,7 @@ class HostGroup(Group):
         if change.weight_gradient:
             result = self._updates.weight_gradients(forward, values, offsets, grads)
         if forward.training and forward.plan.trained:
-            self._updates.run(forward, grads, values, offsets, self.loss_scale)
+            self._updates.run(forward, grads, values, offsets, self.loss_scale, skip)
         else:
             forward.bags.applied = True
         self._compact(forward)

@@ -82,8 +82,9 @@ class Missing:
         admissions: Mapping[int, Admission],
         in_use: InUse,
         readers: Readers,
-    ) -> int:
-        """Give them rows from below and births, all of them or none, and finish the output; returns the births.
+    ) -> list[tuple[int, Arrivals]]:
+        """Give them rows from below and births, all of them or none, and finish the output; returns what came, by the
+        tables' numbers.
 
         `answers`: what is known of what is below; `values`: the batch's.
         """
@@ -102,7 +103,7 @@ class Missing:
         for at, (table, (come, which)) in enumerate(zip(self.tables, coming, strict=True)):
             if which is not None and come.fetched is not None:
                 table.tally.add(fetched=self._keys.positions(at, which.masked_scatter(which, come.fetched)))
-        return sum(come.births for come, _which in coming)
+        return [(number, come) for number, (come, _which) in zip(self.numbers, coming, strict=True)]
 
     def _read_below(self, answers: Mapping[int, Staged], readers: Readers) -> dict[int, Answer]:
         """What is below of each table that has something there, by its place among these tables."""

@@ -11,6 +11,7 @@ from shoal.table.host.forward import Forward
 from shoal.table.host.large import Large, LargeUpdate
 from shoal.table.host.pieces import Reader
 from shoal.table.host.table import HostTable
+from shoal.table.nonfinite import Judged, Reached, require_skipping
 from shoal.table.parts import Part
 from shoal.table.protocols import LossScale
 
@@ -40,12 +41,14 @@ class Updates:
         values: Tensor,
         offsets: Tensor,
         scale: LossScale | None,
+        skip: bool | Tensor | None,
     ) -> None:
-        """Apply the gradients of a training forward. `scale`: of the loss, if a scaler scales it."""
+        """Apply the gradients of a training forward. `scale`: of the loss, if a scaler scales it. `skip`: whether rows
+        stay as they are, if that is decided."""
         plan = forward.plan
         trained = [self._tables[number] for number in plan.trained]
         factor = 1.0 if scale is None else scale.factor()
-        if self._is_skipped(forward, grads, offsets, scale):
+        if self._is_skipped(forward, grads, offsets, scale) if skip is None else bool(skip):
             for table in trained:
                 table.counters.add("skipped_backwards")
             self._decided.do(self._leave_out, forward)
@@ -90,24 +93,33 @@ class Updates:
 
     def _is_skipped(self, forward: Forward, grads: Sequence[Tensor], offsets: Tensor, scale: LossScale | None) -> bool:
         """Whether NaN or infinity is on its way to the rows, and settings say to skip; raises where they do not."""
-        weights = forward.weights
-        if all(all_finite(grad) for grad in grads) and (weights is None or all_finite(weights)):
+        if self._are_finite(forward, grads):
             return False
         if scale is not None:
             scale.found_nonfinite()
             return True
-        parts = forward.plan.parts
-        reached = [part for part in parts if part.trains and self._is_reached(forward, grads, offsets, part)]
-        stopped = [part for part in reached if self._tables[part.table].raises]
-        if stopped:
-            names = sorted({self._tables[part.table].config.name for part in stopped})
-            raise NonFiniteError(
-                f"[{self._name}] gradients must be finite; NaN or infinity reached {', '.join(map(repr, names))} "
-                f"through {', '.join(repr(part.feature.name) for part in stopped)}. No row was changed. Find their "
-                f"source, or set Clip(nonfinite='skip') to leave such a backward out; where a GradScaler scales the "
-                f"loss, set bags.scaler = scaler."
-            )
+        reached = self._reached(forward, grads, offsets)
+        require_skipping(self._name, reached)
         return bool(reached)
+
+    def judge(self, forward: Forward, grads: Sequence[Tensor], offsets: Tensor) -> Judged:
+        """Look for NaN and infinity in gradients. Changes nothing."""
+        if not forward.training or self._are_finite(forward, grads):
+            return Judged(False)
+        return Judged(True, self._reached(forward, grads, offsets))
+
+    @staticmethod
+    def _are_finite(forward: Forward, grads: Sequence[Tensor]) -> bool:
+        return all(map(all_finite, grads)) and (forward.weights is None or all_finite(forward.weights))
+
+    def _reached(self, forward: Forward, grads: Sequence[Tensor], offsets: Tensor) -> list[Reached]:
+        """Where NaN or infinity reaches rows."""
+        found = [
+            (self._tables[part.table], part.feature.name)
+            for part in forward.plan.parts
+            if part.trains and self._is_reached(forward, grads, offsets, part)
+        ]
+        return [Reached(table.config.name, feature, table.raises) for table, feature in found]
 
     @staticmethod
     def _is_reached(forward: Forward, grads: Sequence[Tensor], offsets: Tensor, part: Part) -> bool:
