@@ -98,10 +98,10 @@ def test_rows_that_came_ahead_need_no_storage_any_more():
         staging.read()
         staging.place(lambda: False)
         below = table_of(bags).below
-        before = below.fetched, below.lower.stats().hits
+        before = below.fetched, below.lower.metrics.read()["hits"]
         with torch.no_grad():
             bags(here_now)
-        assert (below.fetched, below.lower.stats().hits) == before
+        assert (below.fetched, below.lower.metrics.read()["hits"]) == before
         staging.release()
     assert_sound(bags)
 

@@ -1,5 +1,6 @@
-"""Counters of what a table has done. Mechanism increments; whoever reports takes a snapshot."""
+"""Counters and gauges of what tables and tiers have done. Mechanism increments and registers; `stats()` reads."""
 
 from shoal.metrics.counters import Counters
+from shoal.metrics.metrics import Counter, Metrics
 
-__all__ = ["Counters"]
+__all__ = ["Counter", "Counters", "Metrics"]

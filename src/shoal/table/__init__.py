@@ -1,7 +1,7 @@
 """Tables: the only place where indexes, storages and optimizers meet."""
 
 from shoal.table import ops, registry
-from shoal.table.content import TableContent, TableStats, TierStats, content_bytes
+from shoal.table.content import TableContent, content_bytes
 from shoal.table.found import collections_in
 from shoal.table.group import Group
 from shoal.table.handle import TableHandle
@@ -12,6 +12,7 @@ from shoal.table.protocols import GroupTable, LossScale
 from shoal.table.request import Batch, Each, Pooled, Request, Update
 from shoal.table.staged_together import StagedTogether
 from shoal.table.staging import Staging
+from shoal.table.stats import TableStats, TierStats
 from shoal.table.without_rows import are_left_out, without_rows
 
 __all__ = [

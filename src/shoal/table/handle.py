@@ -9,9 +9,9 @@ from torch import Tensor
 from shoal.errors import DeviceError, InputError
 from shoal.ops.hash_ids import hint_for
 from shoal.optim import numbers_of
-from shoal.table.content import TableStats
 from shoal.table.group import Group
 from shoal.table.protocols import Keyed, Measured, Readable, Tiered, Trained
+from shoal.table.stats import TableStats
 
 
 class _Shown(Trained, Keyed, Readable, Tiered, Measured, Protocol):

@@ -10,10 +10,11 @@ from torch import Tensor
 from shoal.config import Table
 from shoal.records import Rows
 from shoal.table.changes import Changes
-from shoal.table.content import TableContent, TableStats
+from shoal.table.content import TableContent
 from shoal.table.forked import OwnProcess
 from shoal.table.lower.tier import Below
 from shoal.table.request import Request, Update
+from shoal.table.stats import TableStats
 
 
 class LossScale(Protocol):

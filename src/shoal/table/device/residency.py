@@ -5,7 +5,6 @@ changed ones, and then takes them out. Until they are written they stay, so no r
 """
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from shoal.metrics import Counters
 from shoal.storage import Answer
 from shoal.storage.hbm import CHANGED_FLAG, UNSAVED_FLAG
 from shoal.table.changes import Changes
-from shoal.table.content import TierStats
 from shoal.table.device.missing import Missing
 from shoal.table.device.rows import DeviceRows, Pins, last_tier
 from shoal.table.lower.departures import Departure
@@ -48,7 +46,7 @@ class DeviceMemory(Residency[Departure]):
     def __init__(self, rows: DeviceRows, number: int, changes: Changes, folder: str, counters: Counters) -> None:
         self.config: Table = rows.configs[number]
         below = Below(self.config, folder, rows.device)
-        super().__init__(below, RowCount(len(below.storage), counters))
+        super().__init__(below, RowCount(len(below.storage), counters), last_tier(self.config), rows.budget(number))
         self.fetched = 0  # positions of batches whose keys were in the lower tier alone
         self._rows = rows
         self._changes = changes
@@ -65,6 +63,11 @@ class DeviceMemory(Residency[Departure]):
     def _came(self, rows: int) -> None:
         """So many rows have come from the lower tier; if it is less than 0, gone there."""
         self._count.settle(self._count.doubt(), -rows)
+
+    @property
+    def reached(self) -> DeviceRows:
+        """The rows of all tables that kernels reach."""
+        return self._rows
 
     @property
     def _most(self) -> int:
@@ -119,7 +122,7 @@ class DeviceMemory(Residency[Departure]):
             raise
         reached.returned(self._number, len(keys))
         self._came(len(keys))
-        self._promotions += len(keys)
+        self._promotions.add(len(keys))
 
     def require_place(self, births: int) -> None:
         """Raise CapacityError where the lower tier has no place for so many rows more."""
@@ -324,18 +327,12 @@ class DeviceMemory(Residency[Departure]):
         self.lower.clear()
         self._count.set(0)
 
-    def stats(self, last: TierStats) -> tuple[TierStats, TierStats]:
-        """The last tier that kernels reach, of which `last` knows what they counted, and the storage."""
+    def measured(self) -> dict[str, int]:
+        """What differs from a table without a lower tier in the metrics of the memory that kernels reach."""
         keys, _slots = self._rows.index.entries(self._number)
         flags = self._rows.storage.read_flags(self._family, self._rows.find_rows(self._number, keys))
         oldest = self._rows.oldest_at_work(True)
-        reached = replace(
-            last,
-            hits=last.hits - self.fetched,
-            misses=last.misses + self.fetched,
-            promotions=self._promotions,
-            demotions=self._demotions,
-            dirty=int(((flags & UNSAVED_FLAG) != 0).sum()),
-            pinned=0 if oldest is None else int((self._rows.index.stamps(self._number) >= oldest).sum()),
-        )
-        return reached, self.lower.stats()
+        return {
+            "dirty": int(((flags & UNSAVED_FLAG) != 0).sum()),
+            "pinned": 0 if oldest is None else int((self._rows.index.stamps(self._number) >= oldest).sum()),
+        }

@@ -1,24 +1,25 @@
 """One table on a device, as its handle sees it. Its methods may wait for the device."""
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Column, Hbm
+from shoal.config import Column
 from shoal.errors import CapacityError
-from shoal.metrics import Counters
+from shoal.metrics import Counters, Metrics
 from shoal.records import Rows
 from shoal.storage.hbm import CHANGED_FLAG, CHANGED_FLAGS, ERASED_FLAG
 from shoal.table.changes import Changes
-from shoal.table.content import TableContent, TableStats, TierStats
+from shoal.table.content import TableContent
 from shoal.table.device.residency import DeviceMemory
-from shoal.table.device.rows import DeviceRows, budget_above, last_tier
+from shoal.table.device.rows import DeviceRows, last_tier
+from shoal.table.device.tiers import memory_tiers
 from shoal.table.lower.tier import Below
+from shoal.table.stats import TableStats, table_stats
 
 
 class DeviceTable:
@@ -39,6 +40,9 @@ class DeviceTable:
         self.below = None
         if number in rows.deep:
             self.below = DeviceMemory(rows, number, self.changes, folder, self.counters)
+        self.counted = Metrics(self)
+        self.counted.gauges(DeviceTable._counted)
+        self._memory = memory_tiers(rows, number, self.below)
         # Slots of erased rows, and of their copies above, with the newest lease that may hold them.
         self._limbo: list[tuple[int, Tensor, Tensor]] = []
 
@@ -317,66 +321,12 @@ class DeviceTable:
             storage.write_scores(self._family, slots, (scores if some.scores is None else some.scores).to(device))
             storage.add_flags(self._family, slots, CHANGED_FLAGS)
 
+    # ---- statistics
+
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now. Slabs are shared by tables of one layout: bytes are its own rows'."""
-        counted = self._rows.counted(self._number)
-        tiers = self._tiers(counted)
-        memory = tiers if self.below is None else tiers[:-1]
-        index_bytes = sum(tier.index_bytes for tier in memory)
-        size = sum(tier.bytes for tier in memory)
-        return TableStats(
-            rows=len(self),
-            bytes=size,
-            index_bytes=index_bytes,
-            storage_bytes=size - index_bytes,
-            budget_bytes=self._rows.budget(self._number),
-            step=self.step,
-            counters=self.counters.snapshot() | counted | {"steps": self.step},
-            tiers=tiers,
-        )
+        budget, lower = self._rows.budget(self._number), None if self.lowest is None else self.lowest.metrics
+        return table_stats(len(self), self.step, budget, self.counted, self._memory, lower)
 
-    def _tiers(self, counted: Mapping[str, int]) -> tuple[TierStats, ...]:
-        above, row_bytes = self._rows.above, self._rows.layout(self._number).row_bytes
-        rows = int(self._rows.ledger.keys[self._number])
-        index_bytes = self._rows.index.bytes(self._number)
-        last = TierStats(
-            name=last_tier(self.config),
-            rows=rows,
-            bytes=index_bytes + rows * row_bytes,
-            budget_bytes=self._rows.budget(self._number),
-            index_bytes=index_bytes,
-            hits=counted["hits"],
-            misses=counted["lookups"] - counted["hits"],
-            capacity=self._rows.capacity(self._number),
-        )
-        if above is None or not above.has(self._number):
-            return self._with_storage(last)
-        promoted, demoted = above.counted(self._number)
-        not_above = self._rows.not_above(self._number)
-        last = replace(
-            last,
-            hits=not_above - last.misses,
-            read_bytes=promoted * row_bytes,
-            written_bytes=demoted * row_bytes,
-        )
-        if self.config.tier(Hbm) is None:
-            return self._with_storage(last)
-        copies, dirty, pinned = above.held(self._number, self._rows.oldest_at_work(True))
-        first = TierStats(
-            name="Hbm",
-            rows=copies,
-            bytes=above.bytes(self._number),
-            budget_bytes=budget_above(self.config),
-            index_bytes=above.index.bytes(self._number),
-            hits=counted["lookups"] - not_above,
-            misses=not_above,
-            promotions=promoted,
-            demotions=demoted,
-            dirty=dirty,
-            pinned=pinned,
-            capacity=above.most[self._number],
-        )
-        return first, *self._with_storage(last)
-
-    def _with_storage(self, last: TierStats) -> tuple[TierStats, ...]:
-        return (last,) if self.below is None else self.below.stats(last)
+    def _counted(self) -> dict[str, int]:
+        return self.counters.snapshot() | self._rows.counted(self._number) | {"steps": self.step}

@@ -49,7 +49,9 @@ class HostMemory(Residency[HostDeparture]):
         self.budget = budget_of(config)
         has_lower = config.tiers and config.tiers[-1] is not config.tier(Dram)
         below = Below(config, folder) if has_lower else None
-        super().__init__(below, RowCount(0 if below is None else len(below.storage), self.counters))
+        super().__init__(
+            below, RowCount(0 if below is None else len(below.storage), self.counters), "Dram", self.budget
+        )
         # Adds the slots whose rows must stay in memory: the group knows them. First those of batches at work, then
         # those of staged ones.
         self.pin: Callable[[_native.Pins, bool, bool], None] = lambda _pins, _staged, _finding: None

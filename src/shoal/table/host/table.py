@@ -11,13 +11,15 @@ from shoal import _native, optim
 from shoal.config import Table
 from shoal.errors import OutOfMemoryError
 from shoal.index import NO_SLOT, HostIndex
+from shoal.metrics import Metrics
 from shoal.ops.birth import birth, native_init
 from shoal.records import Rows, join
 from shoal.storage import Answer, DramStorage
-from shoal.table.content import TableContent, TableStats, TierStats
+from shoal.table.content import TableContent
 from shoal.table.host.arrivals import Arrivals, Arriving
 from shoal.table.host.residency import HostMemory
 from shoal.table.lower.tier import Below
+from shoal.table.stats import TableStats, table_stats
 
 # Keys of a call that go through memory together, as a part of what it holds.
 _CHUNK_PART = 4
@@ -38,6 +40,9 @@ class HostTable(HostMemory):
         self.missing = self.init if config.missing == "init" else _native.Init(_native.InitKind.zeros)
         self.optimizer_hyper: MutableMapping[str, Any] = {} if config.optimizer is None else config.optimizer.hyper()
         super().__init__(config, folder)
+        self.counted = Metrics(self)
+        self.counted.gauges(HostTable._counted)
+        self.metrics.gauges(HostTable._measured)
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         super()._hold(index, storage)
@@ -103,7 +108,7 @@ class HostTable(HostMemory):
         """Count them: so many were not there before, or memory was refused if that is negative."""
         if came < 0:
             raise OutOfMemoryError(f"[table {self.config.name!r}] there is no memory for rows that were read ahead.")
-        self._promotions += came
+        self._promotions.add(came)
 
     def begin_arrival(self, arrivals: Arrivals) -> None:
         """They are about to come in."""
@@ -120,7 +125,7 @@ class HostTable(HostMemory):
         """Count them: they are in."""
         births = arrivals.births
         if arrivals.given is None:
-            self._promotions += len(arrivals.keys) - births
+            self._promotions.add(len(arrivals.keys) - births)
         if births and not self._is_being_filled:
             self.counters.add("births", births)
         self._count.settle(self._was_in_doubt, births)
@@ -219,45 +224,34 @@ class HostTable(HostMemory):
         update.begin(score, self.clock, grad_scale, None)
         return update
 
+    # ---- statistics
+
     def stats(self) -> TableStats:
         """Rows, bytes and counts as they are now."""
-        return TableStats(
-            rows=len(self),  # first: it may have to count
-            bytes=self.bytes,
-            index_bytes=self.index.bytes,
-            storage_bytes=self.storage.bytes,
-            budget_bytes=self.budget,
-            step=self.step,
-            counters=self.counters.snapshot()
-            | {
-                "lookups": self.tally.lookups,
-                "hits": self.tally.hits + self.fetched,
-                "steps": self._backwards.applied,
-                "dropped_gradients": self._backwards.dropped,
-                "skipped_rows": self._backwards.skipped,
-            },
-            tiers=self._tier_stats(),
-        )
+        lower = None if self.below is None else self.below.metrics
+        return table_stats(len(self), self.step, self.budget, self.counted, [self.metrics], lower)
 
-    def _tier_stats(self) -> tuple[TierStats, ...]:
-        dirty, pinned = 0, self.pins(staged=True).count
-        if self.below is not None:
-            for entries in self.index.export():
-                dirty += int(self.storage.is_dirty(entries.slots).sum())
-        memory = TierStats(
-            name="Dram",
-            rows=len(self.index),
-            bytes=self.bytes,
-            budget_bytes=self.budget,
-            index_bytes=self.index.bytes,
-            hits=self.tally.hits,
-            misses=self.tally.lookups - self.tally.hits,
-            promotions=self._promotions,
-            demotions=self._demotions,
-            dirty=dirty,
-            pinned=pinned,
-        )
-        return (memory,) if self.below is None else (memory, self.below.stats())
+    def _counted(self) -> dict[str, int]:
+        return self.counters.snapshot() | {
+            "lookups": self.tally.lookups,
+            "hits": self.tally.hits + self.fetched,
+            "steps": self._backwards.applied,
+            "dropped_gradients": self._backwards.dropped,
+            "skipped_rows": self._backwards.skipped,
+        }
+
+    def _measured(self) -> dict[str, int]:
+        """What the tier in memory has and did."""
+        entries = self.index.export() if self.below is not None else []
+        return {
+            "rows": len(self.index),
+            "bytes": self.bytes,
+            "index_bytes": self.index.bytes,
+            "hits": self.tally.hits,
+            "misses": self.tally.lookups - self.tally.hits,
+            "dirty": sum(int(self.storage.is_dirty(some.slots).sum()) for some in entries),
+            "pinned": self.pins(staged=True).count,
+        }
 
     # ---- rows by key
 

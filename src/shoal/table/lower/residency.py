@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from shoal.metrics import Metrics
 from shoal.table.lower.departures import Departure
 from shoal.table.lower.row_count import RowCount
 from shoal.table.lower.tier import Below
@@ -19,11 +20,12 @@ DepartureT = TypeVar("DepartureT", bound=Departure)
 class Residency(ABC, Generic[DepartureT]):
     """The rows of one table, in memory and below. The group's lock covers every method but `write`."""
 
-    def __init__(self, below: Below | None, count: RowCount) -> None:
+    def __init__(self, below: Below | None, count: RowCount, tier: str, budget: int | None) -> None:
         self.below = below
         self.epoch = 0  # changes when keys that staged batches have found may have lost their slots
         self._count = count
-        self._promotions = self._demotions = 0
+        self.metrics = Metrics(self, name=tier, budget_bytes=budget)  # of the tier in memory
+        self._promotions, self._demotions = map(self.metrics.counter, ("promotions", "demotions"))
         # Rows that are being written: until that is done they stay in memory, and count as unchanged.
         self._departures: list[DepartureT] = []
 
@@ -56,7 +58,7 @@ class Residency(ABC, Generic[DepartureT]):
     def _write(self, keys: Tensor, rows: Tensor) -> None:
         self.lower.spoil(keys)
         self.lower.write(keys, rows)
-        self._demotions += len(rows)
+        self._demotions.add(len(rows))
 
     def write_now(self, departure: DepartureT) -> None:
         """The same while the group's lock is held; if it fails, the rows stay."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Ssd, Table
 from shoal.errors import CapacityError, ConfigError, ShoalError, StorageError
+from shoal.metrics import Metrics
 from shoal.storage import Answer, SsdStorage, Storage
-from shoal.table.content import TierStats
 from shoal.table.lower.handlers import is_of_a_handler
 from shoal.table.lower.staged import NO_KEYS, NOTHING, Staged
 
@@ -87,10 +87,20 @@ class Below:
         # Rows that were read ahead, and whoever waits for a write to be done before it may erase.
         self._staged: dict[int, Staged] = {}
         self.writing = threading.Lock()
-        self._counting = threading.Lock()
-        self._budget = tier.bytes if isinstance(tier, Ssd) else None
-        self._asked = self._found = self._written = self._reads = self._writes = self._failures = 0
-        self._read_seconds = self._write_seconds = 0.0
+        self.metrics = Metrics(
+            self,
+            name="Ssd" if self.is_disk else type(self.storage).__name__,
+            budget_bytes=tier.bytes if isinstance(tier, Ssd) else None,
+            capacity=self.capacity,
+        )
+        count = self.metrics.counter
+        self._hits, self._misses, self._reads, self._writes = map(count, ("hits", "misses", "reads", "writes"))
+        self._read_seconds, self._write_seconds = count("read_seconds"), count("write_seconds")
+        self._read_bytes, self._written_bytes = count("read_bytes"), count("written_bytes")
+        self._failures = count("failures")
+        self.metrics.gauges(Below._measured)
+        if self.is_disk:
+            self.metrics.gauges(Below._measured_on_disk)
 
     def close(self) -> None:
         """Close the storage before its table goes. It is not used afterwards."""
@@ -130,7 +140,7 @@ class Below:
     @property
     def failures(self) -> int:
         """Calls of the storage that raised."""
-        return self._failures
+        return int(self._failures.value)
 
     @property
     def is_disk(self) -> bool:
@@ -167,20 +177,20 @@ class Below:
         return torch.cat(lost)
 
     def _count(self, asked: int, has: int, seconds: float) -> None:
-        with self._counting:
-            self._read_seconds += seconds
-            self._reads += 1
-            self._asked += asked
-            self._found += has
+        self._read_seconds.add(seconds)
+        self._reads.add()
+        self._hits.add(has)
+        self._misses.add(asked - has)
+        self._read_bytes.add(has * self.row_bytes)
 
     def write(self, keys: Tensor, rows: Tensor) -> None:
         """Put rows in place of those that the keys had. REQUIRES: `writing` is held."""
         begin = time.perf_counter()
         with self._named("write"):
             self.storage.write(keys, rows)
-        self._write_seconds += time.perf_counter() - begin
-        self._writes += 1
-        self._written += len(keys)
+        self._write_seconds.add(time.perf_counter() - begin)
+        self._writes.add()
+        self._written_bytes.add(len(keys) * self.row_bytes)
         for staged in tuple(self._staged.values()):
             staged.settle(keys)
 
@@ -261,36 +271,26 @@ class Below:
         """Bytes of rows that are read ahead and have no place in the table's memory yet."""
         return sum(staged.bytes for staged in tuple(self._staged.values()))
 
-    def stats(self) -> TierStats:
-        """What the tier holds and did."""
+    def _measured(self) -> dict[str, int]:
         rows = len(self.storage)
-        disk: _native.SsdStats | None = self.storage.stats() if isinstance(self.storage, SsdStorage) else None
-        return TierStats(
-            name="Ssd" if disk else type(self.storage).__name__,
-            rows=rows,
-            bytes=disk.file_bytes if disk else rows * self.row_bytes,
-            budget_bytes=self._budget,
-            capacity=self.capacity,
-            index_bytes=disk.index_bytes if disk else 0,
-            hits=self._found,
-            misses=self._asked - self._found,
-            read_bytes=disk.read_bytes if disk else self._found * self.row_bytes,
-            written_bytes=disk.written_bytes + disk.collected_bytes if disk else self._written * self.row_bytes,
-            reads=self._reads,
-            writes=self._writes,
-            failures=self._failures,
-            read_seconds=self._read_seconds,
-            write_seconds=self._write_seconds,
-            ahead_bytes=self.ahead_bytes,
-        )
+        return {"rows": rows, "bytes": rows * self.row_bytes, "index_bytes": 0, "ahead_bytes": self.ahead_bytes}
+
+    def _measured_on_disk(self) -> dict[str, int]:
+        assert isinstance(self.storage, SsdStorage)
+        disk = self.storage.stats()
+        return {
+            "bytes": disk.file_bytes,
+            "index_bytes": disk.index_bytes,
+            "read_bytes": disk.read_bytes,
+            "written_bytes": disk.written_bytes + disk.collected_bytes,
+        }
 
     def _named(self, call: str) -> "_Named":
         """Count calls that raise, and say whose storage it was."""
         return _Named(self, call)
 
     def _failed(self, call: str, error: Exception) -> None:
-        with self._counting:
-            self._failures += 1
+        self._failures.add()
         if isinstance(error, StorageError):
             error.table = self._name
             if isinstance(error.keys, Tensor):
