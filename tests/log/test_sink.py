@@ -138,6 +138,26 @@ def test_tables_that_fail_while_they_are_gathered_leave_no_commit(monkeypatch):
     assert_rows(replayed(memory), rows_of(bags))
 
 
+def test_a_commit_of_which_the_tables_did_not_hear_is_followed_by_all_rows(monkeypatch):
+    """An interrupt came after the sink had the commit, and before the cursors moved."""
+    bags, memory = made(), Failing("memory")
+    train(bags, [0], keys=200)
+    commit_to(memory, changed(bags), label())
+    train(bags, [1], keys=100)
+
+    def interrupt(_source, _sink, _commit):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ChangedRows, "committed", interrupt)
+        commit_to(memory, changed(bags), label())
+    assert memory.newest.version == 2 and len(memory.abandoned) == 1
+    train(bags, [2], keys=100)
+    third = commit_to(memory, changed(bags), label())
+    assert third.version == 3 and all(one.replaces for one in third.tables.values())
+    assert_rows(replayed(memory), rows_of(bags))
+
+
 def test_a_cursor_moves_once_the_sink_has_the_commit():
     bags, memory = made(), MemorySink("memory")
     train(bags, [0], keys=200)

@@ -76,8 +76,8 @@ class Source(Protocol):
 
 
 def commit_to(sink: Sink, source: Source, label: Label) -> Commit:
-    """Makes the changes of a source one commit of a sink; returns it. Where this fails, nothing of them is in the sink,
-    and the next commit holds them all."""
+    """Makes the changes of a source one commit of a sink; returns it. Where this fails, the next commit holds these
+    changes, too; or all rows, where the sink had taken the commit before the failure."""
     base = sink.begin(source.layouts)
     try:
         found = source.gather(base, sink.append)
