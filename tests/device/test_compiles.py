@@ -56,7 +56,7 @@ def compiled(launch):
 def _located(rows):
     """What follows an index below that was built anew."""
     from shoal.ops.launch import Launch
-    from shoal.ops.move.triton import locate
+    from shoal.table.device.kernels.move import locate
 
     arguments = Locate(rows.anchor, rows.above.index.tables, rows.index.tables, rows.storage.homes, 0)
     return Launch(locate, (1,), arguments, {"SLAB_BITS": 15, "BLOCK": 32}, {"num_warps": 1})
@@ -64,7 +64,7 @@ def _located(rows):
 
 def _restamped(rows):
     """What lets stamps begin anew."""
-    from shoal.ops.find.triton import restamp
+    from shoal.index.kernels.find import restamp
     from shoal.ops.launch import Launch
 
     firsts = torch.ones(3, dtype=torch.int32)

@@ -8,8 +8,8 @@ from support.device_tables import DEVICE, here, in_hbm
 
 from shoal import Table
 from shoal.index.device import ENTRIES
+from shoal.index.kernels.buckets import HOLE, REACH
 from shoal.ops.birth.reference import mix64
-from shoal.ops.find.triton import HOLE, REACH
 from shoal.table.device.rows import DeviceRows
 
 _UNDO = (pow(0xFF51AFD7ED558CCD, -1, 2**64), pow(0xC4CEB9FE1A85EC53, -1, 2**64))

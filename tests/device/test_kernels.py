@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from support.device_tables import DEVICE
 
 from shoal.index.device import steps_of
-from shoal.ops.apply.triton import stochastic_bf16, stochastic_f16
 from shoal.ops.birth import reference as birth
-from shoal.ops.birth.triton import nearest, philox
-from shoal.ops.find.triton import feature_of_run
+from shoal.ops.library.items import feature_of_run
+from shoal.ops.library.random import philox
+from shoal.ops.library.rows import nearest
 from shoal.ops.update import reference as updating
+from shoal.ops.update.apply import stochastic_bf16, stochastic_f16
 from shoal.table.device.rows import signed
 
 N = 64

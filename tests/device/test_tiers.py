@@ -26,8 +26,8 @@ from support.inside import device_rows_of
 import shoal
 from shoal import Dram, Feature, Hbm, Table
 from shoal.errors import CapacityError
+from shoal.index.kernels.buckets import HOLE
 from shoal.ops.birth.reference import mix64
-from shoal.ops.find.triton import HOLE
 from shoal.storage import MemoryStorage
 from shoal.table.device import stamps
 

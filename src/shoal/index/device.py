@@ -11,16 +11,19 @@ from torch import Tensor
 
 from shoal.errors import ShoalError
 from shoal.index.arguments import Claim, Find, Finding, FindLost, Lost
+from shoal.index.kernels import buckets as layout
+from shoal.index.kernels import find as finds
+from shoal.index.kernels import insert as inserts
+from shoal.index.kernels import resize
 from shoal.ops.arguments import Pointer, Variable
-from shoal.ops.find import triton as kernels
-from shoal.ops.insert import triton as inserts
 from shoal.ops.launch import Launch, blocks
+from shoal.ops.library import tables as columns
 
-_UNIT: int = kernels.UNIT.value
-BUCKET_BYTES: int = kernels.BUCKET_UNITS.value * _UNIT
-ENTRIES: int = kernels.ENTRIES.value
+_UNIT: int = layout.UNIT.value
+BUCKET_BYTES: int = layout.BUCKET_UNITS.value * _UNIT
+ENTRIES: int = layout.ENTRIES.value
 _WORDS = BUCKET_BYTES // 4
-_SLOTS = slice(kernels.FIRST_SLOT.value, kernels.FIRST_SLOT.value + ENTRIES)
+_SLOTS = slice(layout.FIRST_SLOT.value, layout.FIRST_SLOT.value + ENTRIES)
 _KEYS = slice(0, ENTRIES)
 _STAMPS = slice(_SLOTS.stop, _SLOTS.stop + ENTRIES)
 # At this load four buckets in nine are full, and one key in twelve is not in its home bucket (simulated).
@@ -71,14 +74,14 @@ class DeviceIndex:
         self._buckets = [0] * tables
         self.moved = [0] * tables  # how often the entries of each table got other places
         # Where the tables' buckets are, and how many rows each may have.
-        self.tables = torch.zeros(tables, kernels.TABLE_COLUMNS.value, dtype=torch.int64, device=anchor.device)
-        self.tables[:, kernels.MOST_ROWS.value] = 2**31 - 1
+        self.tables = torch.zeros(tables, columns.TABLE_COLUMNS.value, dtype=torch.int64, device=anchor.device)
+        self.tables[:, columns.MOST_ROWS.value] = 2**31 - 1
         self._dummy = torch.zeros(1, dtype=torch.int32, device=anchor.device)
 
     def describe(self, families: Sequence[int], most_rows: Sequence[int]) -> None:
         """Say which family of rows each table has, and how many rows it may have."""
-        self.tables[:, kernels.FAMILY.value] = torch.tensor(families, dtype=torch.int64)
-        self.tables[:, kernels.MOST_ROWS.value] = torch.tensor(most_rows, dtype=torch.int64)
+        self.tables[:, columns.FAMILY.value] = torch.tensor(families, dtype=torch.int64)
+        self.tables[:, columns.MOST_ROWS.value] = torch.tensor(most_rows, dtype=torch.int64)
 
     # ---- memory
 
@@ -123,7 +126,7 @@ class DeviceIndex:
         """Forget all keys of a table, and keep its buckets."""
         buffer = self._buffers[table]
         if buffer is not None:
-            buffer[:, _SLOTS] = kernels.EMPTY.value
+            buffer[:, _SLOTS] = layout.EMPTY.value
 
     def _resize(self, sizes: Mapping[int, int]) -> None:
         some: dict[int, int] = {}
@@ -150,10 +153,10 @@ class DeviceIndex:
         # As many steps as all tables would need: one kernel for any number of them.
         shape = {"BLOCK": 32, "STEPS": steps_of(len(self._buckets)), "num_warps": 1}
         per_program = shape["BLOCK"] // ENTRIES
-        kernels.clear[(blocks(sum(after), per_program),)](self.anchor, told, len(tables), **shape)
+        resize.clear[(blocks(sum(after), per_program),)](self.anchor, told, len(tables), **shape)
         if sum(before):
             grid = (blocks(sum(before), per_program),)
-            kernels.rehash[grid](self.anchor, told, refused, len(tables), **shape)
+            resize.rehash[grid](self.anchor, told, refused, len(tables), **shape)
         if int(refused):
             raise ShoalError(
                 f"[index] {int(refused)} keys found no place in {sum(after)} buckets. No key was lost; this should "
@@ -219,7 +222,7 @@ class DeviceIndex:
             stamp=batch.stamp,
         )
         return self._launch(
-            kernels.find, (batch.find_blocks, copies), arguments,
+            finds.find, (batch.find_blocks, copies), arguments,
             INSERT=insert, NAME=features_of is not None, TALLY=counted is not None, BLOCK=_FIND_BLOCK,
             STEPS=steps_of(features), STAMP=stamped, TICKET=tickets is not None,
         )  # fmt: skip
@@ -262,7 +265,7 @@ class DeviceIndex:
         """The slot of each key, or -1."""
         slots = torch.full((len(keys),), -1, dtype=torch.int32, device=self.anchor.device)
         if len(keys) and self._buckets[table]:
-            kernels.find_keys[(blocks(len(keys), 32),)](
+            finds.find_keys[(blocks(len(keys), 32),)](
                 self.anchor, self._at(table), self._buckets[table], keys, slots, len(keys), BLOCK=32, num_warps=1
             )
         return slots
@@ -279,7 +282,7 @@ class DeviceIndex:
 
     def _stamp(self, table: int, keys: Tensor, stamps: Tensor, stamp: int, read: bool) -> None:
         if len(keys) and self._buckets[table]:
-            kernels.stamp_keys[(blocks(len(keys), 32),)](
+            finds.stamp_keys[(blocks(len(keys), 32),)](
                 self.anchor, self._at(table), self._buckets[table], keys, stamps, stamp, len(keys),
                 READ=read, BLOCK=32, num_warps=1,
             )  # fmt: skip
@@ -288,7 +291,7 @@ class DeviceIndex:
         """Of all tables, each stamp becomes how many of `firsts`, stamps in ascending order, are not later."""
         for table, buckets in enumerate(self._buckets):
             if buckets:
-                kernels.restamp[(blocks(buckets * ENTRIES, _RESTAMPED),)](
+                finds.restamp[(blocks(buckets * ENTRIES, _RESTAMPED),)](
                     self.anchor, self._at(table), buckets, firsts, len(firsts), BLOCK=_RESTAMPED
                 )
 
@@ -296,7 +299,7 @@ class DeviceIndex:
         """Take distinct keys out; returns the slot that each had, or -1."""
         slots = torch.full((len(keys),), -1, dtype=torch.int32, device=self.anchor.device)
         if len(keys) and self._buckets[table]:
-            kernels.erase[(blocks(len(keys), 32),)](
+            finds.erase[(blocks(len(keys), 32),)](
                 self.anchor, self._at(table), self._buckets[table], keys, slots, len(keys), BLOCK=32, num_warps=1
             )
         return slots

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.config import Column
 from shoal.errors import CapacityError
 from shoal.ops.launch import blocks, power_of_two
-from shoal.ops.rows import triton as kernels
+from shoal.storage import kernels
 from shoal.storage.packed import PackedRows
 from shoal.storage.pinned import pinned_bytes
 
@@ -22,7 +22,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 _UNIT = 16  # bytes: rows begin at multiples of it, for wide loads
 _MOST_SLOTS = 2**31
 _WEIGHTS, _TAILS = 0, 1
-CHANGED_FLAGS = 11  # as ops/birth/triton.py has them
+CHANGED_FLAGS = 11  # as ops/library/rows.py has them
 CHANGED_FLAG = 1  # since the last seal
 DIRTY_FLAG = 2
 ERASED_FLAG = 4

@@ -4,14 +4,14 @@ bits of docs/formats.md."""
 import triton
 import triton.language as tl
 
-from shoal.ops.birth.triton import INIT_COLUMNS, first_row, nearest, weights_at
-from shoal.ops.find.triton import NO_SLOT
+from shoal.ops.birth.triton import INIT_COLUMNS, first_row
+from shoal.ops.library.rows import nearest, weights_at
+from shoal.ops.library.tables import NO_SLOT
 
 # A ticket tells the backward of an item where its gradient is and whose row it goes to: the part's number, and below it
 # the first element of the item's output.
 TICKET_BITS = tl.constexpr(40)
 TICKET_MASK = tl.constexpr((1 << 40) - 1)
-
 # Columns of a part: feature of the batch, copy of the slots, column of the output, table, mean, silent (a feature that
 # only writes reads as zeros), whether missing keys read as zeros, number of the part.
 PART_COLUMNS = tl.constexpr(8)

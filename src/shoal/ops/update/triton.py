@@ -10,19 +10,10 @@ alone: not on slots, on other rows, or on who was first.
 import triton
 import triton.language as tl
 
-from shoal.ops.apply.triton import apply_rows, load_rows
-from shoal.ops.birth.triton import (
-    CHANGED,
-    INIT_COLUMNS,
-    ZEROS,
-    first_row,
-    flags_at,
-    nearest,
-    score_at,
-    tails_at,
-    weights_at,
-)
-from shoal.ops.find.triton import FAMILY, TABLE_COLUMNS, append, feature_of
+from shoal.ops.birth.triton import INIT_COLUMNS, ZEROS, first_row
+from shoal.ops.library.items import append, feature_of
+from shoal.ops.library.rows import CHANGED, flags_at, nearest, score_at, tails_at, weights_at
+from shoal.ops.library.tables import FAMILY, TABLE_COLUMNS
 from shoal.ops.pool.triton import (
     BLANK,
     COLUMN,
@@ -35,12 +26,12 @@ from shoal.ops.pool.triton import (
     TICKET_BITS,
     TICKET_MASK,
 )
+from shoal.ops.update.apply import apply_rows, load_rows
 
 SUM = tl.constexpr(0)
 MEAN_OF = tl.constexpr(1)
 FIRST = tl.constexpr(2)
 LAST = tl.constexpr(3)
-
 # Items of a row that are added up together.
 PIECE = tl.constexpr(32)
 # Where the gradient of an item without one would be.

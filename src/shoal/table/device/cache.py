@@ -1,4 +1,6 @@
-"""The tier above: copies, in device memory, of rows that live in pinned host memory; see ops/tier and ops/move.
+"""The tier above: copies, in device memory, of rows that live in pinned host memory.
+
+Its kernels: index/kernels/tiers.py, index/kernels/victims.py, kernels/move.py.
 
 Its index holds the keys whose rows are above. Slots that no key has are in a ring for each table; keys that were not
 used for longest give theirs up when it runs dry. Nothing of that asks the host.
@@ -29,12 +31,13 @@ from shoal.index.arguments import (
     TierNumbers,
 )
 from shoal.index.device import BUCKET_BYTES, ENTRIES, WALKERS, DeviceIndex
+from shoal.index.kernels import tiers as kernels
+from shoal.index.kernels import victims
 from shoal.ops.arguments import Pointer, lengths
 from shoal.ops.launch import Launch, blocks, power_of_two
-from shoal.ops.move import triton as moves
-from shoal.ops.tier import triton as kernels
 from shoal.storage.hbm import DIRTY_FLAG, HbmStorage, Layout
 from shoal.table.device.arguments import Exchange, Flush, Rehome, StepAside
+from shoal.table.device.kernels import move as moves
 
 # Keys come and go in every batch, and most of those that are not there are asked for in vain: a find must end soon.
 UPPER_LOAD = 0.5
@@ -294,8 +297,8 @@ class UpperTier:
         claimed = ClaimAbove(asked, lists.home_at, lists.won_above, self._dummy, t.batch.n, t.numbers.held_from)
         seat = Seat(asked, lists.home_at, lists.won_above, self._seated(t), t.batch.n, t.batch.stamp)
         return [
-            Launch(kernels.choose, (len(self._numbers),), chosen, {"SAMPLE": _SAMPLED_BUCKETS}, {"num_warps": 1}),
-            self._sweep(kernels.take_victims, swept, t, BLOCK=_SWEPT_ENTRIES),
+            Launch(victims.choose, (len(self._numbers),), chosen, {"SAMPLE": _SAMPLED_BUCKETS}, {"num_warps": 1}),
+            self._sweep(victims.take_victims, swept, t, BLOCK=_SWEPT_ENTRIES),
             self._walk(kernels.claim_above, claimed, t, BLOCK=_LIST_BLOCK),
             self._walk(kernels.seat, seat, t, BLOCK=_LIST_BLOCK),
         ]
@@ -343,8 +346,8 @@ class UpperTier:
             ]
         return [
             *launches,
-            self._sweep(kernels.go_back, GoBack(self._swept(t), self._dummy), t, 1, BLOCK=_SWEPT_BUCKETS),
-            self._sweep(kernels.clean, self._swept(t), t, 1, BLOCK=_SWEPT_BUCKETS),
+            self._sweep(victims.go_back, GoBack(self._swept(t), self._dummy), t, 1, BLOCK=_SWEPT_BUCKETS),
+            self._sweep(victims.clean, self._swept(t), t, 1, BLOCK=_SWEPT_BUCKETS),
         ]
 
     @staticmethod

@@ -22,21 +22,21 @@ from shoal.config import Constant, Dram, Hbm, Normal, Table, Uniform, Zeros, for
 from shoal.errors import CapacityError, OutOfMemoryError
 from shoal.index.arguments import Batch, Finding, FoundLists, Lost, Tiering
 from shoal.index.device import BUCKET_BYTES, DeviceIndex, finding_grids
-from shoal.ops.apply.triton import COUNT_COLUMNS
 from shoal.ops.arguments import I32, Int, Pointer, Variable, lengths, variables
-from shoal.ops.birth import triton as birth_kernels
-from shoal.ops.find.triton import MOST_ROWS
+from shoal.ops.birth import triton as first_row_kernels
 from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, blocks, power_of_two
-from shoal.ops.move import triton as moves
-from shoal.ops.rows import triton as row_kernels
+from shoal.ops.library.tables import MOST_ROWS
+from shoal.ops.update.apply import COUNT_COLUMNS
 from shoal.storage.hbm import HbmStorage, Layout
 from shoal.storage.pinned import pinned_bytes
 from shoal.table.device.arguments import Bear, Birth, FirstRows
 from shoal.table.device.cache import UpperTier
 from shoal.table.device.counts import Ledger
+from shoal.table.device.kernels import birth as birth_kernels
+from shoal.table.device.kernels import move as moves
 from shoal.table.device.stamps import NO_BATCH, Stamps
 
-_KINDS = {Zeros: birth_kernels.ZEROS, Constant: birth_kernels.CONSTANT, Uniform: birth_kernels.UNIFORM}
+_KINDS = {Zeros: first_row_kernels.ZEROS, Constant: first_row_kernels.CONSTANT, Uniform: first_row_kernels.UNIFORM}
 TRITON_TYPES = {
     "float32": triton.language.float32,
     "float16": triton.language.float16,
@@ -173,7 +173,7 @@ class DeviceRows:
         for config in self.configs:
             name = _native.name_hash(config.name)
             init = config.init
-            kind = _KINDS.get(type(init), birth_kernels.NORMAL).value
+            kind = _KINDS.get(type(init), first_row_kernels.NORMAL).value
             births = _native.birth_stream(seed, name)
             inits.append([kind, signed(births), signed(_native.rounding_stream(seed, name))])
             match init:
@@ -537,7 +537,7 @@ class DeviceRows:
         if len(keys):
             d = power_of_two(dim)
             block = max(1, min(32, 4096 // d))
-            row_kernels.first_rows[(blocks(len(keys), block),)](
+            first_row_kernels.first_rows[(blocks(len(keys), block),)](
                 self.inits, self.scales, self.normal, table, keys, out, len(keys), dim,
                 HAS_NORMAL=self.has_normal, D=d, BLOCK=block, enable_fp_fusion=False,
             )  # fmt: skip

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
-from shoal.ops.apply.triton import HYPER_COLUMNS
 from shoal.ops.arguments import F32, I32, I64, Event, Floats, Host, Int, Ints, SomeF32, SomeI64, lengths, variables
 from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.sort import Sorter
 from shoal.ops.update import triton as kernels
+from shoal.ops.update.apply import HYPER_COLUMNS
 from shoal.ops.update.arguments import (
     Aim,
     Applied,

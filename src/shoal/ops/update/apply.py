@@ -3,17 +3,9 @@
 import triton
 import triton.language as tl
 
-from shoal.ops.birth.triton import (
-    CHANGED,
-    ERASED,
-    INIT_COLUMNS,
-    flags_at,
-    philox,
-    score_at,
-    tails_at,
-    weights_at,
-)
-from shoal.ops.find.triton import mix64
+from shoal.ops.birth.triton import INIT_COLUMNS
+from shoal.ops.library.random import mix64, philox
+from shoal.ops.library.rows import CHANGED, ERASED, flags_at, score_at, tails_at, weights_at
 
 # Columns of a table's settings (float64); the optimizer's own follow.
 HYPER_COLUMNS = tl.constexpr(16)
@@ -24,7 +16,6 @@ CLIP_VALUE = tl.constexpr(3)
 CLIP_NORM = tl.constexpr(4)
 MAX_NORM = tl.constexpr(5)
 SETTINGS = tl.constexpr(6)
-
 # Columns of what an update counts, by table.
 COUNT_COLUMNS = tl.constexpr(2)
 DROPPED = tl.constexpr(0)

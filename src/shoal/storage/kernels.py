@@ -1,9 +1,7 @@
-"""Words of rows in device memory by slot, and first rows by key."""
+"""Words of rows in device memory, by slot."""
 
 import triton
 import triton.language as tl
-
-from shoal.ops.birth.triton import INIT_COLUMNS, first_row
 
 
 @triton.jit
@@ -29,20 +27,3 @@ def move(
         tl.store(here, tl.load(there, mask=mask, other=0), mask=mask)
     else:
         tl.store(there, tl.load(here, mask=mask, other=0), mask=mask)
-
-
-@triton.jit
-def first_rows(
-    inits, scales, normal, table, keys, out, n, dim, HAS_NORMAL: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The rows that keys of one table are born with, float32."""
-    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = lane < n
-    key = tl.load(keys + lane, mask=live, other=0)
-    tables = table + lane * 0
-    kind = tl.load(inits + tables * INIT_COLUMNS)
-    stream = tl.load(inits + tables * INIT_COLUMNS + 1).to(tl.uint64)
-    element = tl.arange(0, D)
-    wanted = live[:, None] & (element < dim)[None, :]
-    row = first_row(kind, stream, scales, tables, key, element, wanted, normal, HAS_NORMAL)
-    tl.store(out + lane[:, None] * dim + element[None, :], row, mask=wanted)

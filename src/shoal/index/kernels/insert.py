@@ -1,4 +1,4 @@
-"""Entries and slots for the keys of a batch that the index does not have; see ops/find/triton.py for its form.
+"""Entries and slots for the keys of a batch that the index does not have; see buckets.py for its form.
 
 Inserts need no locks and no waiting. A key that was not found claims an entry by writing its own position in the batch
 into the entry's slot word; whoever meets a claim reads the claimant's key from the batch. So of equal keys one wins and
@@ -8,10 +8,8 @@ the others see it.
 import triton
 import triton.language as tl
 
-from shoal.ops.find.triton import (
-    AT,
+from shoal.index.kernels.buckets import (
     BUCKET_UNITS,
-    BUCKETS,
     CLAIMED,
     EMPTY,
     ENTRIES,
@@ -20,14 +18,14 @@ from shoal.ops.find.triton import (
     IDLE_WORD,
     NOT_WON,
     REACH,
-    TABLE_COLUMNS,
     UNIT,
     home_of,
-    mix64,
     next_bucket,
     probe,
     slots_now,
 )
+from shoal.ops.library.random import mix64
+from shoal.ops.library.tables import AT, BUCKETS, TABLE_COLUMNS
 
 
 @triton.jit
@@ -96,22 +94,6 @@ def claim_entries(anchor, values, key, position, base, buckets, going, dummy):
         refused = refused | stuck
         going = going & (twin == 0) & (got == 0) & (stuck == 0)
     return taken, refused
-
-
-@triton.jit
-def entry_number(at, base):
-    """Which entries have their slot words at `at`: their numbers in the buckets from `base` units on."""
-    inside = at * 4 - base * UNIT
-    bucket = inside // (BUCKET_UNITS * UNIT)
-    return bucket * ENTRIES + (inside - bucket * BUCKET_UNITS * UNIT) // 4 - FIRST_SLOT
-
-
-@triton.jit
-def entry_keys(anchor, at, base):
-    """Where their keys are."""
-    number = entry_number(at, base)
-    keys = anchor.to(tl.pointer_type(tl.int64), bitcast=True)
-    return keys + (base + number // ENTRIES * BUCKET_UNITS) * (UNIT // 8) + number % ENTRIES
 
 
 @triton.jit(do_not_specialize=["n"])

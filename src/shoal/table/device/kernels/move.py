@@ -1,35 +1,29 @@
-"""Rows of a table between its tiers, once their keys have slots above: see ops/tier.
+"""Rows of a table between its tiers, once their keys have slots above: see index/kernels/tiers.py.
 
-Who takes a slot whose last row was changed, and comes from below, changes homes with it: an access to host memory is
-mostly the translation of its address, so one place there is read and then written, not two. `rehome` sets homes and the
-slot words of both keys below, `exchange` moves the rows. A row that comes to be read alone keeps its home, so that it
-goes as it came: for it, `step_aside` writes the last row down. `bear` writes the last row down to its home, and then
-the first row of a new key. `flush` writes down what was taken away and nobody wanted. `locate` follows an index below
-that was built anew.
+A row that comes up to a slot whose last row was changed swaps homes with that row: an access to host memory is mostly
+the translation of its address, so one place there is read and then written, not two. `rehome` sets homes and the slot
+words of both keys below, `exchange` moves the rows. A row that is only read keeps its home, so that it can leave
+without a write: for it, `step_aside` writes the last row down. `bear` writes the last row down to its home, and then
+the first row of a new key. `flush` writes down the rows of slots that were taken and that no key was seated on.
+`locate` follows an index below that was built anew.
 """
 
 import triton
 import triton.language as tl
 
-from shoal.ops.birth.triton import bear as bear_rows
-from shoal.ops.birth.triton import weights_at
-from shoal.ops.find.triton import (
-    AT,
+from shoal.index.kernels.buckets import (
     BUCKET_UNITS,
-    BUCKETS,
     EMPTY,
     ENTRIES,
-    FAMILY,
     FIRST_SLOT,
-    NO_SLOT,
     NOT_WON,
     STAMP_BEHIND_SLOT,
-    TABLE_COLUMNS,
     UNIT,
+    entry_number,
     probe_entries,
 )
-from shoal.ops.insert.triton import entry_number, lost_keys
-from shoal.ops.tier.triton import (
+from shoal.index.kernels.insert import lost_keys
+from shoal.index.kernels.tiers import (
     DEMOTED,
     POPPED,
     PROMOTED,
@@ -41,6 +35,9 @@ from shoal.ops.tier.triton import (
     count_by_table,
     free_slots,
 )
+from shoal.ops.birth.triton import bear as bear_rows
+from shoal.ops.library.rows import weights_at
+from shoal.ops.library.tables import AT, BUCKETS, FAMILY, NO_SLOT, TABLE_COLUMNS
 
 DIRTY = tl.constexpr(2)
 NOT_DIRTY = tl.constexpr(~2)

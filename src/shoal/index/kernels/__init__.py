@@ -1,0 +1,1 @@
+"""The kernels of the device's index."""

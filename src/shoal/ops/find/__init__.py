@@ -1,1 +1,0 @@
-"""Keys to slots in device memory; on CPU the native index does this."""

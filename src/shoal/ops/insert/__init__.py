@@ -1,1 +1,0 @@
-"""Entries for keys that the index in device memory does not have."""

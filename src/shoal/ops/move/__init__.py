@@ -1,1 +1,0 @@
-"""Rows between device memory and pinned host memory."""

@@ -1,1 +1,0 @@
-"""Whole rows, or parts of them, in and out of device memory by slot."""

@@ -1,1 +1,0 @@
-"""Keys between device memory and pinned host memory."""

@@ -1,0 +1,1 @@
+"""Kernels that need the index and the rows at once."""
