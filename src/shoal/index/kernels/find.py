@@ -55,9 +55,9 @@ def find(
     INSERT: tl.constexpr, NAME: tl.constexpr, TALLY: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
     STAMP: tl.constexpr, TICKET: tl.constexpr,
 ):  # fmt: skip
-    """Slots of a batch, one run of n for each copy. Where INSERT, items that were not found and may be are listed, and
-    beside them in `lost_of` what `tables_of` says of them. Where NAME, `features_of` gets the feature of each item, and
-    offsets that make no sense count as bad bags. Where TALLY, tables count keys looked up and missed, and offsets that
+    """Slots of a batch, one run of n for each slot list. Where INSERT, items that were not found and may be are listed;
+    `lost_of` gets what `tables_of` says of them. Where NAME, `features_of` gets the feature of each item, and offsets
+    that make no sense count as bad bags. Where TALLY, tables count keys looked up and missed, and offsets that
     do not begin at 0 or end at n count as a bad bag. Where STAMP, keys that are found are stamped. Where TICKET, items
     get one that says whose they are (-1 - table), for those that no bag gives one.
 

@@ -1,8 +1,8 @@
 """Entries and slots for the keys of a batch that the index does not have; see buckets.py for its form.
 
 Inserts need no locks and no waiting. A key that was not found claims an entry by writing its own position in the batch
-into the entry's slot word; whoever meets a claim reads the claimant's key from the batch. So of equal keys one wins and
-the others see it.
+into the entry's slot word; a lane that meets a claim reads the claimant's key from the batch. So of equal keys one
+wins and the others see it.
 """
 
 import triton
@@ -98,8 +98,8 @@ def claim_entries(anchor, values, key, position, base, buckets, going, dummy):
 
 @triton.jit(do_not_specialize=["n"])
 def claim(anchor, tables, values, lost, lost_of, lost_count, won_at, refused, dummy, n, BLOCK: tl.constexpr):
-    """An entry for every missing key, claimed by one of its items: beside these in the list, `won_at` gets where the
-    entry's slot word is; beside the others, NOT_WON. `refused` counts, by table, keys that found no entry within reach.
+    """An entry for every missing key, claimed by one of its items. At the places of these in the list `won_at` gets
+    where the entry's slot word is, at the others NOT_WON. `refused` counts, by table, keys that found no entry within reach.
     """
     total = tl.load(lost_count)
     first = tl.program_id(0) * BLOCK

@@ -45,7 +45,7 @@ def clear(anchor, moves, tables, BLOCK: tl.constexpr, STEPS: tl.constexpr):
     live, table, bucket, entry = _moved_entries(moves, BEFORE_NEW, tables, BLOCK, STEPS)
     at = (tl.load(moves + MOVED_TO * (tables + 1) + table) + bucket * BUCKET_UNITS) * UNIT
     word = anchor + at // 4 + entry
-    # Keys too: what nobody wrote is nobody's to compare with.
+    # Keys too: words that were never written must not be compared.
     tl.store(word, tl.zeros_like(entry), mask=live)
     tl.store(word + ENTRIES, tl.zeros_like(entry), mask=live)
     tl.store(word + FIRST_SLOT, tl.zeros_like(entry) + EMPTY, mask=live)

@@ -69,7 +69,7 @@ def find_below(
     """Slots below of the listed items, which are not above; `home_at` gets where the slot word is, or NOT_WON.
 
     Where INSERT, items without a row are listed, of tables with one tier too. Where PLACE, tables count what they need
-    above. Where neither PLACE nor KEEP, nobody asks for `home_at`.
+    above. Where neither PLACE nor KEEP, `home_at` is not written.
     """
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK
@@ -189,7 +189,7 @@ def settle(
 ):  # fmt: skip
     """The slots of listed items whose key another one seated. Those below that are used in place are stamped there.
 
-    Where not PLACE, nobody was seated.
+    Where not PLACE, no key was seated.
     """
     total = tl.load(asked_count)
     first = tl.program_id(0) * BLOCK

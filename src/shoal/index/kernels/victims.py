@@ -132,7 +132,7 @@ def go_back(anchor, tables, tiers, numbers, asked_count, dummy, BLOCK: tl.conste
     """Let keys that had to go on behind their home go back to HOLEs that came there since: for one that is used all the
     time the buckets before it would keep their HOLEs for ever. Once a part of the keys is gone since the last time.
 
-    Each time they go from every other bucket to those between: so nobody looks at an entry that another one is writing.
+    Each time they go from every other bucket to those between: so no lane looks at an entry that another is writing.
     Programs of the second axis are the tables `numbers`.
     """
     number = tl.load(numbers + tl.program_id(1))
@@ -152,12 +152,12 @@ def go_back(anchor, tables, tiers, numbers, asked_count, dummy, BLOCK: tl.conste
             inside = before + 1 < buckets
             before_at = (base + before * BUCKET_UNITS) * UNIT
             words = slots_at(anchor, before_at, inside)
-            # Nobody went on behind a bucket with an EMPTY entry.
+            # No key went on from a bucket with an EMPTY entry.
             going = inside & (has_empty(words) == 0)
             if tl.max(going.to(tl.int32), axis=0) > 0:
                 at = before_at + BUCKET_UNITS * UNIT
                 held, theirs = slots_at(anchor, at, going), keys_at(anchor, at, going)
-                # Those that went on behind the last bucket stay.
+                # Keys that went on from the last bucket to the first stay.
                 far = (before + 1)[:, None] - home_of(mix64(theirs), buckets)
                 # Those from near have no other bucket to go to than the one before.
                 free = tl.max((words == HOLE).to(tl.int32), axis=1) > 0
@@ -209,7 +209,7 @@ def clean(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
             at = (base + bucket * BUCKET_UNITS) * UNIT
             words = slots_at(anchor, at, bucket < buckets)
             holes = tl.max((words == HOLE).to(tl.int32), axis=1) > 0
-            # Keys behind it that went past it: they are further from home than from here.
+            # Keys further on that went past it: they are further from home than from here.
             passed = holes & (bucket < 0)
             other = bucket
             distance = 0
@@ -225,7 +225,7 @@ def clean(anchor, tables, tiers, numbers, asked_count, BLOCK: tl.constexpr):
                 past = tl.max(((held >= 0) & (far >= distance)).to(tl.int32), axis=1) > 0
                 passed = passed | (going & past)
                 going = going & (past == 0) & (has_empty(held) == 0) & (other != bucket)
-            # Whoever is still going looked as far as any key goes.
+            # Lanes that are still going looked as far as any key goes.
             places = (anchor + at // 4 + FIRST_SLOT)[:, None] + tl.arange(0, ENTRIES)[None, :]
             empties = (holes & (passed == 0))[:, None] & (words == HOLE)
             tl.store(places, tl.zeros_like(words) + EMPTY, mask=empties)

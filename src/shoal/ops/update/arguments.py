@@ -45,7 +45,7 @@ class Deal(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What an optimizer's step reads and counts, beside the rows."""
+    """What an optimizer's step reads and counts, apart from the rows."""
 
     hyper: F64
     inits: I64

@@ -4,7 +4,7 @@ The items of a batch come sorted by slot. `deal` lists the rows that have one it
 cuts the others, from their first item on, into pieces of PIECE items; `update` adds up the gradients of each piece. A
 row of one piece is updated at once; the sums of longer ones are kept, and `update_long` adds them up. So a key with a
 hundred thousand items is no more work for anyone than a hundred thousand keys, and a row's sum depends on its own items
-alone: not on slots, on other rows, or on who was first.
+alone: not on slots, on other rows, or on the order in which programs run.
 """
 
 import triton

@@ -49,7 +49,7 @@ _SWEPT_BUCKETS = 32
 _SWEPT_SLOTS = 256  # by a program, at least
 _SAMPLED_BUCKETS = 128
 _MOVED_WORDS = 1024  # of rows that a program has in hand
-# One for every second processor of an H200: addresses of host memory are translated one at a time, whoever asks. More
+# One for every second processor of an H200: addresses of host memory are translated one at a time. More
 # programs are slower (25,000 rows: 1.08 ms with 132 of them, 1.36 with 2112), and leave no processor to updates, whose
 # kernels want another split of its memory; with 32, rows that come up are waited for.
 _MOVERS = 64
@@ -76,7 +76,7 @@ def bytes_above(layout: Layout, rows: int) -> int:
 
 class UpperTier:
     """What of a group's tables is above. `budgets`: bytes, of the tables that have a tier below. `tells_ages`: whether
-    somebody asks the index below which rows were used long ago."""
+    the index below is asked which rows were used long ago."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a group's kernels count, and how it comes to the host: behind a step, while nobody waits."""
+"""What a group's kernels count, and how it comes to the host: after a step, without a wait."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ class Ledger:
         return len(self._copies)
 
     def next(self) -> tuple[Tensor, Any]:
-        """Where the next copy goes, and the event behind it. Who sends it counts it in `sent`."""
+        """Where the next copy goes, and the event after it. The sender counts it in `sent`."""
         at = self.sent % len(self._copies)
         return self._copies[at], self._events[at]
 

@@ -126,7 +126,7 @@ class Lookups:
         layout = plan.layouts.of(
             ("lookup", n, batch, insert, moves), lambda: self._pieces(plan, n, batch, insert, moves)
         )
-        # Lookups of eval may run beside each other.
+        # Lookups of eval may run at the same time.
         space = rows.scratch.take(layout) if training else Space.of(layout, device)
         place = plan.tiered and training
         program = plan.programs.of(

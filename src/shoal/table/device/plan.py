@@ -42,7 +42,7 @@ class DevicePlan:
         self.layouts = Layouts()
         parts, self.columns, self.copies = parts_of(configs, names)
         self.parts: list[Part] = parts
-        # The kernels' order: parts of one family beside each other.
+        # The kernels' order: parts of one family next to each other.
         order = sorted(range(len(parts)), key=lambda at: families[parts[at].table])
         number_of = {at: number for number, at in enumerate(order)}
         described = torch.tensor(
@@ -103,7 +103,7 @@ class DevicePlan:
         return sized[1]
 
     def starts(self, offsets: Tensor, batch: int, size: int) -> Tensor:
-        """Where each part's output begins and ends, without pooling: parts lie behind each other in the order of
+        """Where each part's output begins and ends, without pooling: parts follow each other in the order of
         tables, and within `size` elements, whatever the offsets say."""
         bounds = offsets[:: max(batch, 1)] if batch else offsets.new_zeros(len(self.names) + 1)
         sizes = (bounds[1:] - bounds[:-1])[self._sources_in_order] * self._dims_in_order

@@ -114,7 +114,7 @@ class DeviceMemory(Residency[Departure]):
                     f"memory. Raise {last_tier(self.config)}(...) in Table(tiers=)."
                 )
             reached.storage.unpack(self._family, slots, came)
-        except BaseException:  # what has a slot has no row yet
+        except BaseException:  # keys that have a slot have no row yet
             slots, copies = reached.erase(self._number, wanted)
             reached.returned(self._number, len(slots))
             with suppress(torch.OutOfMemoryError):

@@ -3,7 +3,7 @@ Dram among its tiers has both in host memory, and above it copies of the rows th
 is below that is for below.py.
 
 Nothing that a step does asks the device anything. Room is made from what the host knows: how many keys there were when
-it last heard, and how many came since. What the device counted comes back behind the step, and is read once it is
+it last heard, and how many came since. What the device counted comes back after the step, and is read once it is
 there.
 """
 
@@ -138,7 +138,7 @@ class DeviceRows:
         # By table: keys looked up and missed, backwards skipped; where there are tiers, keys that were not above. And
         # keys that are gone, erased or replaced.
         self.tally = torch.zeros(4, tables, dtype=torch.int64, device=device)
-        self.uncounted = torch.zeros(tables, dtype=torch.int64, device=device)  # for finds that nobody counts
+        self.uncounted = torch.zeros(tables, dtype=torch.int64, device=device)  # for finds that are not counted
         self._gone = [0] * tables
         self._holes = [0] * tables  # most that erased and refused keys left since the index was built
         self.anchor = torch.zeros(128, dtype=torch.int32, device=device)
@@ -224,7 +224,7 @@ class DeviceRows:
         # Copies that are on their way, oldest first: waiting for the newest would let the device run dry.
         while not self.room.fits(births) and self.hear(wait=True) is not None:
             pass
-        # Who waits for one batch would wait for the next one too.
+        # With room for one batch alone the next call would wait too.
         wanted = 1 if self._no_memory else 2
         if self.room.fits(births, wanted):
             return
@@ -300,7 +300,7 @@ class DeviceRows:
             self.above.follow()
 
     def require_room(self, number: int, keys: int, held: bool = True) -> None:
-        """Raise CapacityError where a table's budget does not hold so many keys, beside slots that leases hold."""
+        """Raise CapacityError where a table's budget does not hold so many keys and the slots that leases hold."""
         budget = self._budgets[number]
         if budget is not None and keys > self._within[number] - (self._held[number] if held else 0):
             size = format_size(self.bytes_of(number, keys))
@@ -333,7 +333,7 @@ class DeviceRows:
     def counted(self, number: int) -> dict[str, int]:
         """What the device counted about a table since it was made."""
         looked, missed, backwards, not_above = self.tally[:, number].tolist()
-        if not is_tiered(self.configs[number]):  # what it had to be asked for beside tables with tiers
+        if not is_tiered(self.configs[number]):  # counted where other tables have tiers
             missed += not_above
         births = self.births_of(number)
         dropped, skipped = self.ledger.left_out[2 * number : 2 * number + 2].tolist()
@@ -380,7 +380,7 @@ class DeviceRows:
         return min(map(self.stamps.of, self.at_work(coming)), default=None)
 
     def restamp(self) -> None:
-        """Let stamps begin anew. Rows in use stay so; of the others nobody knows any more which were used last.
+        """Let stamps begin anew. Rows in use stay so; it is forgotten which of the others were used last.
         REQUIRES: the group is alone."""
         firsts = torch.tensor(self.stamps.begin_anew(self.at_work(True)), dtype=torch.int32).to(self.device)
         self.index.restamp(firsts)

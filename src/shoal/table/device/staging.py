@@ -1,4 +1,4 @@
-"""A batch on its way to a device's tables: its rows come up ahead of its lookup, beside what the device is doing.
+"""A batch on its way to a device's tables: its rows come up ahead of its lookup, while the device works.
 
 Staging only places. Rows that a storage has are read without the group's lock; those that kernels reach are brought up
 on a stream of their own. Births and scores are the lookup's, and so is what a table counts.
@@ -59,7 +59,7 @@ class DeviceStaging:
         return self.group.pins_of(self.number)
 
     def is_of(self, values: Tensor, offsets: Tensor) -> bool:
-        """Whether these are the batch's tensors, and nobody wrote to them since."""
+        """Whether these are the batch's tensors, and were not written to since."""
         return (
             not values.is_inference()
             and address_of(offsets) == self._offsets_at
@@ -136,7 +136,7 @@ class DeviceStaging:
     # ---- to where kernels reach them, and up
 
     def has_room(self) -> bool:
-        """Nobody knows without asking the device, and waiting for it: that is for threads."""
+        """False: only the device knows, and waiting for it is for threads."""
         return False
 
     def place_into_room(self, threads: int) -> bool:

@@ -4,20 +4,20 @@ import itertools
 from collections.abc import Iterable
 
 NO_BATCH = 2**31 - 1  # a stamp that no batch has
-# Stamps begin anew from here on, when somebody has the tables to himself next: until then there are as many again.
+# Stamps begin anew from here on, at the next call that has the exclusive lock: until then there are as many again.
 _MOST = 2**30
 
 
 class Stamps:
     """Batches are numbered without end; stamps are 31 bits of device memory, and begin anew now and then.
 
-    Whoever keeps a batch keeps its number, and asks for the stamp when kernels are launched. The group's lock covers
-    all but `number`.
+    An object that keeps a batch keeps its number, and asks for the stamp when kernels are launched. The group's lock
+    covers all but `number`.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        # As they began: the first number with its stamp, and the stamps of batches before it that somebody kept.
+        # As they began: the first number with its stamp, and the stamps of batches before it that were kept.
         self._first, self._first_stamp = 0, 0
         self._kept: dict[int, int] = {}
 
@@ -27,7 +27,7 @@ class Stamps:
 
     def of(self, number: int) -> int:
         """The stamp of a batch's keys."""
-        # One that nobody had heard of when stamps began anew stamped nothing yet: it is as good as the first.
+        # A batch that was not kept when stamps began anew had stamped nothing: it is as good as the first.
         return self._kept.get(number, self._first_stamp + max(number - self._first, 0))
 
     def are_used_up(self, number: int) -> bool:
@@ -35,7 +35,7 @@ class Stamps:
         return self.of(number) >= _MOST
 
     def begin_anew(self, kept: Iterable[int]) -> list[int]:
-        """Begin anew, above the stamps of the batches that somebody keeps. Returns what these had, in ascending order:
+        """Begin anew, above the stamps of the batches that are kept. Returns what these had, in ascending order:
         the first becomes 1, the second 2, and a stamp between two of them what the one before it becomes."""
         had = {number: self.of(number) for number in kept}
         before = sorted(set(had.values()))

@@ -12,10 +12,9 @@ from shoal.errors import DeviceError
 class Streams:
     """The streams that a group's calls were launched on. Its lock covers every method.
 
-    A call that has the tables to itself is behind all others; calls that only read may run beside each other. Rows that
-    are placed ahead of their use come on a stream of their own, which waits for the last lookup and not for updates
-    behind it: these change nothing but rows that must stay where they are. `moved`: called where calls of one kind go
-    on on another stream.
+    A call that changes rows comes after all others; calls that only read may run at the same time. Rows that are placed
+    ahead of their use come on a stream of their own. It waits for the last lookup and not for updates after it, which
+    only change rows that must stay where they are. `moved`: called when calls of one kind change their stream.
     """
 
     def __init__(self, name: str, device: torch.device, moved: Callable[[], None]) -> None:
@@ -29,8 +28,8 @@ class Streams:
         self._readers: dict[int, torch.cuda.Stream] = {}
         self._placing: torch.cuda.Stream | None = None
         self._placed: torch.cuda.Event | None = None  # what the writer's stream has still to wait for
-        self._looked: torch.cuda.Event | None = None  # behind it are updates only
-        self.is_captured = False  # whether a lookup is in a CUDA graph: when that runs, nobody is told
+        self._looked: torch.cuda.Event | None = None  # after it are updates only
+        self.is_captured = False  # whether a lookup is in a CUDA graph: no call tells when that runs
 
     @property
     def is_capturing(self) -> bool:
@@ -53,7 +52,7 @@ class Streams:
         if not update and (alone or raw == self._writer):
             self._looked = None
         if update and self._is_read_elsewhere():
-            self._looked = None  # behind it are lookups too, of which nobody knows from here on but this stream
+            self._looked = None  # after it are lookups too, which only this stream knows from here on
         placed = None if update else self._placed
         follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
         if (follows and placed is None) or capturing:
@@ -83,8 +82,8 @@ class Streams:
         return bool(self._readers.keys() - own)
 
     def looked_up(self, found: "torch.cuda.Event | None") -> None:
-        """What the current stream was given up to `found`, or by now, is before rows that are placed; what is behind it
-        reads and updates rows that must stay."""
+        """Lets rows be placed after what the current stream was given up to `found`, or up to now. What it is given
+        later only reads and updates rows that must stay."""
         if self._placing is not None:
             # It may be recorded again when it is waited for: later on the same stream, which does no harm.
             self._looked = torch.cuda.current_stream(self._device).record_event() if found is None else found
@@ -102,7 +101,7 @@ class Streams:
     def placing(self) -> "torch.cuda.Stream | None":
         """The stream on which rows are placed ahead."""
         if self._placing is None and self._is_cuda:
-            # Its kernels wait for the bus, and must not wait for room beside those that fill the device.
+            # Its kernels wait for the bus, and must not wait for room among those that fill the device.
             self._placing = torch.cuda.Stream(self._device, priority=-1)
         return self._placing
 

@@ -78,7 +78,7 @@ def together(plan: DevicePlan, grads: Sequence[Tensor]) -> Gradients:
 
 
 def _send(table: Tensor, device: torch.device) -> Tensor:
-    """A small tensor on its way to the device, which nobody waits for."""
+    """Sends a small tensor to the device without a wait."""
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 

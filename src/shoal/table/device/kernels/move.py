@@ -256,7 +256,7 @@ def flush(
     anchor, slabs, homes, tables, tiers, numbers, asked_count, family,
     FLAGS_AT: tl.constexpr, SLAB_BITS: tl.constexpr, ROW_WORDS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write down the rows of slots that were taken from their keys and that nobody was seated on. Programs of the
+    """Write down the rows of slots that were taken from their keys and that no key was seated on. Programs of the
     second axis are tables."""
     number = tl.load(numbers + tl.program_id(1))
     tier = tiers + number * TIER_COLUMNS
