@@ -1,4 +1,4 @@
-"""What must not stay half done, where an interrupt may come between any two instructions."""
+"""Changes that an interrupt must not leave half done. It may come between any two instructions of Python."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,9 +12,9 @@ from shoal.table.refused import is_refused_memory
 
 
 class Decided:
-    """Changes of a group's tables that happen from the moment on in which they begin: what an interrupt leaves of one,
-    the next call that has the tables alone does again from its beginning, and no other sees the tables before. The
-    group's lock covers it.
+    """Runs changes of a group's tables that count as made once they have begun. If an interrupt ends one, the next
+    holder of the exclusive lock runs it again from its beginning, and no call sees the tables before that. The group's
+    lock covers this object.
 
     An error of the change itself ends it, as it does without interrupts.
     """
@@ -38,13 +38,13 @@ class Decided:
             self._work = partial(change, *arguments)
             change(*arguments)
         except BaseException as error:
-            # Until then the caller may change its tensors.
+            # The caller may change its tensors before that.
             self._work = None if self.is_own(error, failures) else partial(change, *map(_copied, arguments))
             raise
         self._work = None
 
     def finish(self) -> None:
-        """Do what an interrupt left. Call while the tables are held alone."""
+        """Run what an interrupt left. Call while the exclusive lock is held."""
         if self._work is None:
             return
         failures = self.failures()
@@ -58,12 +58,12 @@ class Decided:
         self._work = None
 
     def failures(self) -> int:
-        """Calls of storages that raised so far."""
+        """Returns how many calls of storages raised so far."""
         return sum(table.lowest.failures for table in self._tables if table.lowest is not None)
 
     def is_own(self, error: BaseException, failures: int) -> bool:
-        """Whether a change failed, that began after so many failures. What handlers of signals raise, which may be
-        anything, is an interrupt too."""
+        """Whether an error is of the change itself, which began after so many failures of storages. Anything else is an
+        interrupt: the handler of a signal may raise any error."""
         return isinstance(error, Exception) and (
             isinstance(error, ShoalError) or is_refused_memory(error) or self.failures() > failures
         )

@@ -1,8 +1,8 @@
 """Leases: what a forward keeps for its backward.
 
 A lease is a one-element tensor that the lookup op returns and autograd saves. While its storage lives, the rows of that
-batch keep their slots. Autograd frees it after the backward or when the graph is dropped; that end is only noted, and
-the group deals with it at its next call, since it can come from any thread and in the middle of anything.
+batch keep their slots. Autograd frees it after the backward or when the graph is dropped. That can happen in any thread
+and in the middle of anything, so the end is only noted, and the group deals with it at its next call.
 """
 
 import itertools
@@ -27,7 +27,7 @@ class Applied(Protocol):
 Held = TypeVar("Held", bound=Applied)
 
 
-# Of all groups: a graph that is older than a group of the same name has no lease there.
+# Numbers are of all groups: a graph that is older than a group of the same name finds no lease there.
 _numbers = itertools.count(1)
 
 
@@ -36,48 +36,48 @@ class Leases(Generic[Held]):
 
     def __init__(self) -> None:
         self._live: dict[int, Held] = {}
-        # The core's: what Python does when a tensor goes, an interrupt could keep from being done.
+        # The core keeps them: an interrupt could prevent what Python does when a tensor is freed.
         self._ended = _native.EndedNumbers()
-        self._noted: list[int] = []  # of these, those that were taken and not dealt with
+        self._noted: list[int] = []  # ended leases that were taken from the core and are not dealt with
 
-    def begin(self, batch: Held, others: Sequence[Tensor] | None = None) -> Tensor:
-        """Keep `batch`, and other leases, for as long as the returned tensor's storage lives."""
+    def begin(self, forward: Held, others: Sequence[Tensor] | None = None) -> Tensor:
+        """Keep a forward, and other leases, for as long as the returned tensor's storage lives."""
         number = next(_numbers)
         lease: Tensor = self._ended.hold(number) if others is None else self._ended.hold(number, list(others))
-        self._live[number] = batch
+        self._live[number] = forward
         return lease
 
     @staticmethod
     def none() -> Tensor:
-        """What a lookup returns that keeps nothing."""
+        """Returns the lease of a lookup that keeps nothing."""
         return torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def of(self, lease: Tensor) -> Held:
-        """The batch behind a lease that no backward was applied to."""
-        batch = self._live.get(int(lease))
-        if batch is None:
+        """Returns the forward of a lease. Raises BackwardError where its backward was applied, or its rows are gone."""
+        forward = self._live.get(int(lease))
+        if forward is None:
             raise BackwardError(
                 "[backward] wanted a forward whose rows are still held; this one's were released, because the tables "
                 "were loaded, rolled back or moved since. Run the forward again."
             )
-        if batch.applied:
+        if forward.applied:
             raise BackwardError(
                 "[backward] wanted one backward for each forward; this one was applied already, and rows are updated "
                 "in the backward. Run the forward again, or add the losses up before the backward."
             )
-        return batch
+        return forward
 
     def collect(self, dropped: Callable[[Held], None]) -> None:
-        """Forget the leases that ended since the last call, behind a call of `dropped` for each that no backward was
-        applied to. Where an interrupt ends it, the next call goes on with the same one."""
+        """Forget the leases that ended since the last call. `dropped` is called first for each forward that no backward
+        was applied to. After an interrupt the next call goes on with the same one."""
         self._ended.take(self._noted)
         self._noted.sort(reverse=True)
         while self._noted:
             number = self._noted[-1]
-            batch = self._live.get(number)
+            forward = self._live.get(number)
             try:
-                if batch is not None and not batch.applied:
-                    dropped(batch)
+                if forward is not None and not forward.applied:
+                    dropped(forward)
             except Exception:
                 self._forget(number)
                 raise
@@ -93,13 +93,13 @@ class Leases(Generic[Held]):
         return self._ended.any or bool(self._noted)
 
     def live(self) -> list[Held]:
-        """The batches that leases keep."""
+        """Returns the forwards that leases keep."""
         return list(self._live.values())
 
     def awaits(self, lease: Tensor) -> bool:
-        """Whether no backward was applied to the batch of a lease that lives."""
-        batch = self._live.get(int(lease))
-        return batch is not None and not batch.applied
+        """Whether a lease lives and no backward was applied to its forward."""
+        forward = self._live.get(int(lease))
+        return forward is not None and not forward.applied
 
     def drop(self, lease: Tensor) -> None:
         """Forget a lease as if there had been no forward."""

@@ -1,4 +1,4 @@
-"""What is done around a group's lock."""
+"""What a group does before it takes its lock, and after it lets it go."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ def in_lock_order(groups: "Iterable[Group]") -> "list[Group]":
 
 
 class Around:
-    """What is done around a group's lock: its device is the current one, and memory that was refused meanwhile is an
-    OutOfMemoryError that says where."""
+    """Makes a group's device the current one while the group's lock is held, and turns memory that was refused
+    meanwhile into an OutOfMemoryError that says where. `_native.Held` calls its methods."""
 
     __slots__ = ("_before", "_entered", "_group")
 
@@ -31,7 +31,7 @@ class Around:
         self._before: int | None = None
 
     def begin(self) -> None:
-        """Before the lock."""
+        """Called before the lock is taken. Raises where the group may not be used."""
         self._group.process.require(self._group.name)
         if self._group.retired is not None:
             raise ConfigError(self._group.retired)
@@ -43,25 +43,25 @@ class Around:
                 torch.cuda.set_device(self._group.device)
 
     def entered(self) -> bool | None:
-        """Once it is held. False: it is let go for `settle`, and entered again."""
+        """Called once the lock is held. False: `settle` has to run without the lock, which is then taken again."""
         return self._entered()
 
     def settle(self) -> None:
-        """Do what interrupted calls left, for those who may not change anything."""
+        """Do what interrupted calls left: a holder of the shared lock may not."""
         with self._group.writing():
             pass
 
     def leave(self, error: BaseException | None) -> None:
-        """Once it is not held any more, or could not be."""
+        """Called after the lock was released, or could not be taken."""
         if self._before is not None:
             torch.cuda.set_device(self._before)
         if error is None or not is_refused_memory(error):
             return
         text = str(error)
         if not isinstance(error, OutOfMemoryError):
-            who, tier = ("the operating system", "Dram") if self._group.device.type == "cpu" else ("the device", "Hbm")
+            what, tier = ("the operating system", "Dram") if self._group.device.type == "cpu" else ("the device", "Hbm")
             text = (
-                f"{who} refused memory for a tensor. Free memory, use smaller batches, or bound the tables with "
+                f"{what} refused memory for a tensor. Free memory, use smaller batches, or bound the tables with "
                 f"Table(tiers=[{tier}(...)])."
             )
         refused = OutOfMemoryError(f"[{self._group.name}] {text}")

@@ -25,13 +25,13 @@ def register_members(name: str, groups: Sequence[Group]) -> None:
 
 
 def keep_waiting(target: Target) -> None:
-    """Keep alive what a compiled graph waits for: that knows it by its name alone, also when its collection goes."""
+    """Keep tables alive for the backward of a compiled graph, which knows them by their name alone."""
     _waiting[id(target)] = target
 
 
 def let_go() -> None:
-    """Keep nothing any more whose compiled graphs had their backward, or were dropped."""
-    for key, target in list(_waiting.items()):  # a copy, made at once: other threads come here too
+    """Let go of tables whose compiled graphs all had their backward, or were dropped."""
+    for key, target in list(_waiting.items()):  # a list, made in one step: other threads come here too
         if not (target.process.is_here and target.is_awaited):
             _waiting.pop(key, None)
 
@@ -43,7 +43,7 @@ def is_free(name: str) -> bool:
 
 
 def group_named(name: str) -> Target:
-    """The group, or the groups of a collection, of that name."""
+    """Returns the group, or the groups of a collection, of that name."""
     target = _targets.get(name)
     if target is None:
         held = sorted(_targets) or "none"
