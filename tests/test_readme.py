@@ -101,7 +101,7 @@ def test_the_examples_of_the_log_run_as_pasted(tmp_path, monkeypatch):
 
 
 # The folders that a path on a page may begin in.
-BASES = [ROOT, ROOT / "src", ROOT / "src" / "shoal", ROOT / "csrc"]
+BASES = [ROOT, ROOT / "src", ROOT / "src" / "shoal", ROOT / "csrc", ROOT / "tests"]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
