@@ -53,9 +53,11 @@ def spilling(kind, folder, memory=SMALL):
 
 
 def is_quiet():
-    return not any(
-        thread.name.startswith("shoal-prefetch-") and "table" not in thread.name for thread in threading.enumerate()
-    )
+    """Returns whether the threads of all loops that were left end; a loop leaves some before they have."""
+    left = [one for one in threading.enumerate() if one.name.startswith("shoal-prefetch-") and "table" not in one.name]
+    for thread in left:
+        thread.join(60)
+    return not any(thread.is_alive() for thread in left)
 
 
 @pytest.mark.parametrize("kind", ["ssd", "memory"])
@@ -70,7 +72,7 @@ def test_a_run_is_the_same_and_finds_its_rows_in_memory(kind, depth, tmp_path):
     assert_same_rows(plain, ahead)
     assert plain.stats()["t"].counters == ahead.stats()["t"].counters
     assert fetched_by_lookups(ahead) == 0  # no lookup had to fetch
-    assert nothing_is_staged(ahead) and is_quiet()
+    assert is_quiet() and nothing_is_staged(ahead)
 
 
 def test_what_happens_between_staging_and_forward(tmp_path):
@@ -126,7 +128,7 @@ def test_leaving_the_loop_early_and_coming_back(tmp_path):
             for out in outs:
                 backward(out, step)
         gc.collect()
-        assert nothing_is_staged(ahead) and is_quiet()
+        assert is_quiet() and nothing_is_staged(ahead)
     assert_same_rows(plain, ahead)
 
 
@@ -338,7 +340,7 @@ def test_collections_are_read_beside_each_other():
     class Remote(MemoryStorage):
         def read(self, keys):
             if threading.current_thread() is not threading.main_thread():
-                both_read.wait(30)
+                both_read.wait(60)
             return super().read(keys)
 
     both = [collection([TABLE], [shoal.Dram("1MiB"), Remote]) for _ in range(2)]
@@ -462,19 +464,22 @@ def test_a_storage_that_wants_to_end_the_thread(where):
 def test_a_loader_that_is_slow_when_the_loop_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["shoal.prefetch.run"], "_JOIN_SECONDS", 0.05)
     ahead = spilling("ssd", tmp_path)
+    is_at_work, may_go_on = threading.Event(), threading.Event()
 
     def slow():
         for number, batch in enumerate(batches(6)):
             if number > 2:
-                time.sleep(0.4)
+                is_at_work.set()
+                assert may_go_on.wait(60)
             yield batch
 
     for number, _batch in enumerate(shoal.prefetch(slow(), ahead)):
         if number == 1:
+            assert is_at_work.wait(60)
             break
     gc.collect()
-    time.sleep(1.0)
-    assert nothing_is_staged(ahead) and is_quiet()
+    may_go_on.set()
+    assert is_quiet() and nothing_is_staged(ahead)
 
 
 def test_batches_that_share_their_values_and_not_their_bags(tmp_path):
@@ -539,12 +544,19 @@ def test_what_was_staged_is_released_where_another_collection_fails():
 
 
 def test_an_interrupt_in_the_loops_thread_ends_the_loop():
-    bags = Stages(KeyboardInterrupt(), "read")
-    loop = iter(shoal.prefetch(batches(5), bags, depth=3))
+    bags, others_came = Stages(KeyboardInterrupt(), "read"), threading.Event()
+
+    def loader():
+        for number, batch in enumerate(batches(5)):
+            if number == 3:  # the second and the third are in line
+                others_came.set()
+            yield batch
+
+    loop = iter(shoal.prefetch(loader(), bags, depth=3))
     with pytest.raises(KeyboardInterrupt):
-        for _ in range(5):
-            next(loop)
-            time.sleep(0.1)  # others come
+        next(loop)
+        assert others_came.wait(60)
+        next(loop)
     loop.close()
     assert bags.staged == bags.released
 
@@ -560,7 +572,7 @@ class Waits(MemoryStorage):
     def _wait(self, call):
         if call == self.call and self.thread in (None, threading.current_thread().name):
             self.began.set()
-            assert self.goes_on.wait(30)
+            assert self.goes_on.wait(60)
 
     def read(self, keys):
         self._wait("read")
@@ -600,7 +612,7 @@ def test_a_row_that_changes_and_leaves_between_find_and_read_is_read_as_it_is_th
     def late(staged):
         if threading.current_thread().name == "finder":
             found.set()
-            assert asks.wait(30)
+            assert asks.wait(60)
         return coming(staged)
 
     monkeypatch.setattr(below, "_coming", late)
@@ -612,12 +624,12 @@ def test_a_row_that_changes_and_leaves_between_find_and_read_is_read_as_it_is_th
 
     finder = threading.Thread(target=stage, name="finder")
     finder.start()
-    assert found.wait(30)
+    assert found.wait(60)
     step(kjt({"t": [[KEY]]}))  # up again, and changed
     below.storage.call, below.storage.thread = "write", "leaver"
     leaver = threading.Thread(target=let_leave, name="leaver")
     leaver.start()
-    assert below.storage.began.wait(30)  # those who listen have heard of it, and it is not written
+    assert below.storage.began.wait(60)  # those who listen have heard of it, and it is not written
     asks.set()
     finder.join()
     below.storage.goes_on.set()
@@ -663,7 +675,7 @@ def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, mo
     def late():
         if threading.current_thread().name == "eval":
             wants_alone.set()
-            assert goes_on.wait(30)
+            assert goes_on.wait(60)
         return writing()
 
     monkeypatch.setattr(group_of(tiers), "writing", late)
@@ -675,13 +687,13 @@ def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, mo
     reader = threading.Thread(target=lambda: group_of(tiers).lookup(look), name="eval")
     reader.start()
     if placed is None:
-        assert wants_alone.wait(30)
+        assert wants_alone.wait(60)
         plain.table("t").assign(torch.tensor([KEY]), torch.ones(1, 8))
         tiers.load_state_dict(plain.state_dict())
     else:
         placed.release()
         below.storage.goes_on.set()
-        assert wants_alone.wait(30)
+        assert wants_alone.wait(60)
         assert not staged_batches_of(tiers)
         step(kjt({"t": [[KEY]]}))
         let_leave()
@@ -694,16 +706,18 @@ def test_an_eval_that_waits_for_its_turn_does_not_bring_what_is_no_more(what, mo
 
 def test_depth_hides_a_storages_latency():
     """As many reads are under way as batches, and batches come in order."""
-    at_a_time, lock = [0, 0], threading.Lock()
+    reading, lock, three_read = set(), threading.Lock(), threading.Event()
 
     class Remote(MemoryStorage):
         def read(self, keys):
             with lock:
-                at_a_time[0] += 1
-                at_a_time[1] = max(at_a_time)
-            time.sleep(0.02 + 0.02 * (int(keys[0]) % 2))
+                reading.add(threading.get_ident())
+                if len(reading) == 3:
+                    three_read.set()
+            assert three_read.wait(60)  # the first one is not answered before the third one is asked
+            time.sleep(0.005 * (int(keys[0]) % 2))  # some are answered before those that were asked sooner
             with lock:
-                at_a_time[0] -= 1
+                reading.discard(threading.get_ident())
             return super().read(keys)
 
     plain, ahead = collection([TABLE]), collection([TABLE], [shoal.Dram("128KiB"), Remote])
@@ -711,7 +725,7 @@ def test_depth_hides_a_storages_latency():
     wanted, got = train(plain, some), train(ahead, shoal.prefetch(some, ahead, depth=4))
     assert all(torch.equal(one, two) for one, two in zip(wanted, got, strict=True))
     assert_same_rows(plain, ahead)
-    assert at_a_time[1] >= 3
+    assert three_read.is_set()
 
 
 @pytest.mark.parametrize("found", [None, {"t": 1}, torch.ones(3)], ids=["None", "dict", "tensor"])
@@ -771,11 +785,16 @@ from shoal.table.host.staging import HostStaging
 module = sys.modules["shoal.prefetch.run"]
 
 class Remote(MemoryStorage):
-    answers = True
+    answers, hangs, changed, was_read = True, threading.Event(), threading.Condition(), set()
     def read(self, keys):
         if not Remote.answers:
+            Remote.hangs.set()
             threading.Event().wait()
-        return super().read(keys)
+        answer = super().read(keys)
+        with Remote.changed:
+            Remote.was_read.update(keys.tolist())
+            Remote.changed.notify()
+        return answer
 
 tables = [shoal.Table(name, 8, tiers=[shoal.Dram("28KiB"), Remote]) for name in ("a", "b")]
 bags = shoal.EmbeddingBagCollection(tables)
@@ -787,15 +806,21 @@ for _ in range(20):
 """
 
 
-def ends(program, seconds=60):
+def ends(program, seconds=300):
     return subprocess.run([sys.executable, "-W", "ignore", "-c", ENDING + program], timeout=seconds).returncode
 
 
 def test_a_process_ends_though_a_storage_does_not_answer():
-    # What the next step needs is read by then; what comes behind it is being read for ever.
-    program = (
-        "module._JOIN_SECONDS = 0.2; time.sleep(1); Remote.answers = False; next(loop); time.sleep(1); sys.exit(3)"
-    )
+    # What the next step needs is read; what comes after it is being read for ever.
+    program = """
+module._JOIN_SECONDS = 0.2
+with Remote.changed:
+    Remote.changed.wait_for(lambda: set(range(80 * 20, 80 * 21)) <= Remote.was_read)
+Remote.answers = False
+next(loop)
+Remote.hangs.wait(10)
+sys.exit(3)
+"""
     assert ends(program) == 3
 
 
@@ -820,7 +845,7 @@ if not child:
         loop.close()
         sys.exit(7)
     sys.exit(1)
-end = time.monotonic() + 40
+end = time.monotonic() + 120
 while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
     time.sleep(0.05)
 if not ended[0]:
@@ -863,7 +888,7 @@ class Slow:
 
     def find(self, _threads):
         self.begins.set()
-        assert self.may_go_on.wait(30)
+        assert self.may_go_on.wait(60)
 
     def may_read(self, is_first):
         return is_first
@@ -887,7 +912,7 @@ def test_a_batch_that_is_let_go_while_its_thread_is_busy_is_not_read(monkeypatch
     monkeypatch.setattr(threading, "excepthook", lambda what: died.append(what.exc_value))
     slow = Slow()
     run = sys.modules["shoal.prefetch.run"].Run(iter(batches(3)), lambda _batch: slow, 2, [])
-    assert slow.begins.wait(30)
+    assert slow.begins.wait(60)
     run.close()
     assert "release" in slow.calls
     slow.may_go_on.set()
@@ -929,16 +954,19 @@ def test_the_loop_finds_and_places_and_threads_do_what_may_wait(tmp_path, monkey
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_as_many_batches_are_on_their_way_as_depth_says(depth, tmp_path):
     ahead = spilling("memory", tmp_path, "1MiB")
-    loaded, most_loaded, most_found = 0, 0, 0
+    loaded, most_loaded, most_found, came = 0, 0, 0, threading.Condition()
 
     def loader():
         nonlocal loaded
         for batch in batches(30):
-            loaded += 1
+            with came:
+                loaded += 1
+                came.notify()
             yield batch
 
     for step, batch in enumerate(shoal.prefetch(loader(), ahead, depth=depth)):
-        time.sleep(0.01)
+        with came:  # the loader is as far as it may be, unless it is less far than it must be
+            came.wait_for(lambda step=step: loaded >= min(step + depth + 2, 30), 60)
         most_loaded = max(most_loaded, loaded - (step + 1))
         most_found = max(most_found, len(staged_batches_of(ahead)) - 1)
         backward(ahead(batch), step)
@@ -963,7 +991,7 @@ def test_an_interrupt_while_the_loop_finds_lets_all_go(tmp_path, monkeypatch):
             steps += 1
     gc.collect()
     assert len(calls) == 5 and steps < 5
-    assert nothing_is_staged(ahead) and is_quiet()
+    assert is_quiet() and nothing_is_staged(ahead)
 
 
 def test_memory_that_is_refused_where_rows_are_placed_is_the_lookups_to_tell(tmp_path, monkeypatch):
