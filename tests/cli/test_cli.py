@@ -235,7 +235,7 @@ WRITER = """
 """
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_commands_while_another_process_commits(tmp_path):
     log = tmp_path / "log"
     Path(f"{log}.go").write_text("go")
@@ -257,7 +257,7 @@ def test_commands_while_another_process_commits(tmp_path):
                 assert "snapshot of version" in ran.stdout
     finally:
         Path(f"{log}.go").write_text("")
-        writer.wait(60)
+        writer.wait(500)
         writer.stdout.close()
     assert writer.returncode == 0
     assert pq.read_metadata(tmp_path / "x.parquet").num_rows > 0

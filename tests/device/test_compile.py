@@ -12,7 +12,7 @@ from shoal import Table
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 

@@ -218,7 +218,7 @@ def test_a_batch_may_be_let_go_while_it_is_being_found(monkeypatch):
 
     def pausing(self):
         if has_one.is_set():
-            assert may_go_on.wait(30)
+            assert may_go_on.wait(60)
         heard = listen(self)
         has_one.set()
         return heard
@@ -232,7 +232,7 @@ def test_a_batch_may_be_let_go_while_it_is_being_found(monkeypatch):
     monkeypatch.setattr(storage_below.Below, "listen", pausing)
     monkeypatch.setattr(storage_below.Below, "unstage", meanwhile)
     finder.start()
-    assert has_one.wait(30)
+    assert has_one.wait(60)
     staging.release()
     finder.join(60)
     assert not finder.is_alive()
@@ -245,7 +245,7 @@ def test_several_batches_are_read_at_a_time():
     class Remote(MemoryStorage):
         def read(self, keys):
             if threading.current_thread() is not threading.main_thread():
-                both.wait(30)
+                both.wait(60)
             return super().read(keys)
 
     pair = Below("hbm", adam(), size="3KiB", below=Remote)

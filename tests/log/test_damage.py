@@ -368,7 +368,7 @@ def test_a_schema_that_another_arrow_wrote_is_sound(small, tmp_path, monkeypatch
     assert len(seen) == 2
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_log_is_sound_while_it_is_written_and_compacted(tmp_path):
     bags = shoal.EmbeddingBagCollection([shoal.Table("t", 4)])
     done, problems, looks = Event(), [], 0

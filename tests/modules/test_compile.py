@@ -22,7 +22,7 @@ from shoal.table import Each, HostGroup
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 BACKENDS = ["aot_eager", "inductor"]

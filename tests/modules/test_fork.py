@@ -68,7 +68,7 @@ def without_gpu(test):
 BATCH = {"a": [[1, 2], [3]]}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "use",
     [
@@ -92,7 +92,7 @@ def test_a_forked_child_is_told_that_the_tables_are_not_its_own(use):
     train_step(bags, kjt(BATCH))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @without_gpu
 def test_a_backward_that_waits_is_refused_in_the_child():
     bags = collection()
@@ -101,7 +101,7 @@ def test_a_backward_that_waits_is_refused_in_the_child():
     out.sum().backward()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @without_gpu
 def test_a_collection_made_in_the_child_works_there():
     bags = collection()
@@ -133,7 +133,7 @@ class Clicks(Dataset):
         return kjt({"a": [[number, number + 1] for number in numbers]}, weights=0.5)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_data_loader_workers_build_batches():
     bags, other = collection(threads_used=False), collection(threads_used=False)
     data = Clicks(bags)
@@ -151,7 +151,7 @@ class UsesTables(Clicks):
         return self.bags.eval()(kjt({"a": [[number]]})).values()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_worker_that_looks_up_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -13,7 +13,7 @@ from support.tiered import collection as tiered
 import shoal
 from shoal.table import Batch, Pooled, Request
 
-pytestmark = [pytest.mark.threads, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.threads, pytest.mark.timeout(600)]
 
 DIM = 64
 KEYS = list(range(256))

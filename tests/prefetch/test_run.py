@@ -263,7 +263,7 @@ def test_what_fails_because_a_loop_is_left_is_not_told_of():
     class Left(Journey):
         def read(self):
             reads.set()
-            assert is_left.wait(30)
+            assert is_left.wait(60)
             raise Broken("left")
 
         def release(self):
@@ -272,7 +272,7 @@ def test_what_fails_because_a_loop_is_left_is_not_told_of():
 
     left = Left(0, course, Notes())
     run = Run(iter(range(1)), [left].__getitem__, 1, [])
-    assert reads.wait(30)
+    assert reads.wait(60)
     run.close()
     run.await_threads(30)
     assert left.is_released and run._failure is None

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from shoal import torch_private
 from shoal.table.device import streams as module
 from shoal.table.device.streams import Streams
 
@@ -64,8 +65,8 @@ class On:
 @pytest.fixture
 def cuda(monkeypatch):
     cuda = Cuda()
-    raw = SimpleNamespace(_cuda_getCurrentRawStream=lambda _index: cuda.now.cuda_stream)
-    monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=cuda, _C=raw))
+    monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(torch_private, "current_stream_handle", lambda _device: cuda.now.cuda_stream)
     return cuda
 
 

@@ -27,7 +27,7 @@ def none_are_left():
     _before.update(threads())
     yield
     gc.collect()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while threads() and time.monotonic() < end:
         time.sleep(0.01)
     assert not threads()
@@ -56,7 +56,7 @@ def test_calls_are_made_beside_each_other():
     meeting = threading.Barrier(4)
     readers = Readers(3)
     for _ in range(3):
-        readers.map(lambda _n: meeting.wait(30), range(4))
+        readers.map(lambda _n: meeting.wait(60), range(4))
 
 
 @pytest.mark.parametrize("error", [OSError, SystemExit])
@@ -82,12 +82,12 @@ def test_a_caller_does_what_no_thread_comes_to():
 
     def wait(_n):
         busy.release()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
 
     waiting = threading.Thread(target=readers.map, args=(wait, range(3)))
     waiting.start()
     for _ in range(3):
-        assert busy.acquire(timeout=30)
+        assert busy.acquire(timeout=60)
     assert readers.map(abs, [-1, -2, -3]) == [1, 2, 3]
     may_go_on.set()
     waiting.join()
@@ -99,7 +99,7 @@ def test_an_interrupt_of_the_caller_waits_for_nobody():
     def work(_n):
         if threading.current_thread() is caller:
             raise KeyboardInterrupt
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
 
     with pytest.raises(KeyboardInterrupt):
         readers.map(work, range(5))
@@ -115,7 +115,7 @@ def test_where_no_thread_can_be_had_the_caller_does_it_all(monkeypatch):
         patch.setattr(threading.Thread, "start", refuse)
         assert readers.map(abs, [-1, -2, -3]) == [1, 2, 3]
     meeting = threading.Barrier(3)  # and once there are some, they are used
-    readers.map(lambda _n: meeting.wait(30), range(3))
+    readers.map(lambda _n: meeting.wait(60), range(3))
 
 
 def test_several_callers_share_the_threads():
