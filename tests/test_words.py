@@ -14,7 +14,19 @@ PAGES = [
     *sorted(ROOT.glob("docs/*.md")),
 ]
 # Of src/ the packages that are in plain words already; the others follow.
-CLEAN = ["checkpoint", "cli", "errors.py", "index", "interop", "log", "optim", "records", "storage"]
+CLEAN = [
+    "checkpoint",
+    "cli",
+    "errors.py",
+    "index",
+    "interop",
+    "log",
+    "ops",
+    "optim",
+    "records",
+    "storage",
+    "torch_private.py",
+]
 PLACES = ["benchmarks", "examples", *(f"src/shoal/{name}" for name in CLEAN)]
 
 # A phrase, and the words to use in its place. Only phrases that are never right in these texts.
