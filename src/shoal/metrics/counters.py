@@ -36,7 +36,7 @@ class Counters:
         with self._lock:
             return dict(self._values)
 
-    # A lock cannot be copied, so a deepcopy or pickle of whoever holds counters carries their values only.
+    # A lock cannot be copied, so a deepcopy or pickle of an object that has counters carries their values only.
     def __getstate__(self) -> dict[str, int]:
         return self.snapshot()
 

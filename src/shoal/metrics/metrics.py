@@ -22,8 +22,8 @@ class Counter:
 
 
 class Metrics:
-    """What one object counts and measures. Mechanism adds to counters; gauges are read when somebody asks, from the
-    object itself, which they do not keep alive."""
+    """What one object counts and measures. Mechanism adds to counters; gauges are read by `read`, from the object
+    itself, which they do not keep alive."""
 
     def __init__(self, owner: object, **constants: Any) -> None:
         self._owner = weakref.ref(owner)

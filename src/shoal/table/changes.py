@@ -1,4 +1,4 @@
-"""Which keys of a table were put or deleted, for readers that each have a place of their own in that sequence."""
+"""Which keys of a table were put or deleted, for cursors that each have a place of their own in that sequence."""
 
 import weakref
 from collections.abc import Callable
@@ -10,13 +10,14 @@ from torch import Tensor
 
 from shoal import _native
 
-# What a reader has not looked at is made distinct when it has grown by so much.
+# Keys that a cursor has not looked at are made distinct when there are so many times as many.
 _GROWTH = 2
 _LEAST_KEYS = 1 << 16
-# Keys that wait for a reader, to a table's rows. Where there are more, most were deleted: whoever comes back then looks
-# at all rows, which are fewer.
+# Keys that wait for a cursor, compared with a table's rows. Where there are more, most were deleted: then the cursor
+# looks at all rows, which are fewer.
 _MOST_KEYS = 2
-# Logs that a table remembers: each keeps the keys that it has not seen. To another one a commit holds all rows again.
+# Logs that a table remembers: for each it keeps the keys that the log has not seen. A commit to another log holds all
+# rows again.
 _MOST_LOGS = 8
 
 
@@ -26,14 +27,14 @@ BEGINNING: Mark = (0, "")
 
 
 class Cursor:
-    """One reader's place: what it has not seen yet. The group's lock covers it.
+    """One consumer's place: the keys that it has not seen yet. The group's lock covers it.
 
-    Who begins knows nothing: to it all rows are new, until it has looked at them and said so with `advance`.
+    A new cursor knows nothing: to it all rows are new, until it has looked at them and called `advance`.
     """
 
     def __init__(self) -> None:
         self._news: list[Tensor] = []
-        self._looked: Tensor | None = None  # until it is said that it was kept
+        self._looked: Tensor | None = None  # until `advance` says that they were kept
         self._knows_nothing = True
         self._looked_at_all = False
         self._merged = 0  # how many of the news are known to be distinct
@@ -72,9 +73,9 @@ class Cursor:
         return self._looked
 
     def advance(self) -> None:
-        """What was looked at is kept: it is not shown again."""
+        """The keys that it looked at were kept: they are not shown again."""
         if self._knows_nothing and not self._looked_at_all:
-            return  # lost since
+            return  # it was lost since then
         self._knows_nothing = self._looked_at_all = False
         self._looked = None
 
@@ -88,33 +89,33 @@ class _Base:
 
 
 class Counted(Protocol):
-    """What has rows."""
+    """A table that knows about how many rows it has."""
 
     @property
     def rows_counted(self) -> int:
-        """About how many, at no cost."""
+        """About how many rows there are, at no cost."""
 
 
 class Changes:
-    """The changes of one table. The group's lock covers it. What is kept for readers that do not come is bounded by the
-    table's rows."""
+    """The changes of one table. The group's lock covers it. The keys that are kept for a cursor that never looks are
+    bounded by the table's rows."""
 
     def __init__(self, table: Counted) -> None:
-        self._table = weakref.ref(table)  # whose they are
+        self._table = weakref.ref(table)
         self.listed = _native.ChangedRows()  # since the last seal
         self._listed = self._listed_once = 0  # keys in it, and those known to be distinct
-        # Lists were dropped: rows may be flagged changed that no list has, and must not be before anybody looks.
+        # Lists were dropped: rows may be flagged changed that no list has. Such flags are cleared before the next look.
         self.flags_are_stale = False
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
         self._bases: dict[str, _Base] = {}
 
     @property
     def are_read(self) -> bool:
-        """Whether anybody asks for them."""
+        """Whether a cursor is open."""
         return len(self._cursors) > 0
 
     def open(self) -> Cursor:
-        """A reader's place. Whoever holds none hears of nothing."""
+        """Open a cursor. It hears of changes for as long as the caller keeps it."""
         cursor = Cursor()
         self._cursors.add(cursor)
         return cursor
@@ -122,8 +123,8 @@ class Changes:
     # ---- logs, by their identities
 
     def follow(self, log: str, commit: Mark, *others: Mark) -> None:
-        """Be read for a log whose rows of the table are those of a commit, and of others. Call it before the seal that
-        it is to hear of."""
+        """Open a cursor for a log whose rows of the table are those of a commit, and of others. Call it before the seal
+        that the cursor is to hear of."""
         base = self._bases.get(log)
         if base is None or base.commit not in (commit, *others):
             self._bases.pop(log, None)
@@ -132,11 +133,11 @@ class Changes:
                 del self._bases[oldest]
 
     def look(self, log: str) -> Tensor | None:
-        """What changed since the table equalled the log; None if it did not, or all rows may have."""
+        """The keys that changed since the table equalled the log; None if all rows may have changed."""
         return self._bases[log].cursor.look()
 
     def committed(self, log: str, commit: Mark) -> None:
-        """What was looked at is in that commit of the log, which the table equalled then."""
+        """The keys of the last `look` are in that commit of the log, which the table equalled then."""
         base = self._bases[log]
         base.cursor.advance()
         base.commit = commit
@@ -179,8 +180,8 @@ class Changes:
             cursor.lose()
 
     def seal(self, keys_of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Tell the readers what changed; returns these keys, each once, in ascending order. `keys_of`: of slots that
-        were listed, where any are."""
+        """Tell the cursors what changed; returns these keys, each once, in ascending order. `keys_of` finds the keys of
+        the slots that were listed, where slots are listed."""
         try:
             listed = self._take_keys()
             if keys_of is not None:
@@ -192,6 +193,6 @@ class Changes:
                     if self._are_too_many(cursor.waiting):
                         cursor.lose()
         except BaseException:
-            self.lose()  # some may have heard of it and some not
+            self.lose()  # some cursors may have heard of it and some not
             raise
         return keys

@@ -17,7 +17,8 @@ from shoal.storage import Answer
 from shoal.storage.hbm import CHANGED_FLAG, UNSAVED_FLAG
 from shoal.table.changes import Changes
 from shoal.table.device.missing import Missing
-from shoal.table.device.rows import DeviceRows, Pins, last_tier
+from shoal.table.device.room import last_tier
+from shoal.table.device.rows import DeviceRows, Pins
 from shoal.table.lower.departures import Departure
 from shoal.table.lower.residency import Residency
 from shoal.table.lower.row_count import RowCount

@@ -16,7 +16,8 @@ from shoal.storage.hbm import CHANGED_FLAG, CHANGED_FLAGS, ERASED_FLAG
 from shoal.table.changes import Changes
 from shoal.table.content import TableContent
 from shoal.table.device.residency import DeviceMemory
-from shoal.table.device.rows import DeviceRows, last_tier
+from shoal.table.device.room import last_tier
+from shoal.table.device.rows import DeviceRows
 from shoal.table.device.tiers import memory_tiers
 from shoal.table.lower.tier import Below
 from shoal.table.stats import TableStats, table_stats

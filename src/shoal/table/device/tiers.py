@@ -5,7 +5,8 @@ from functools import partial
 from shoal.config import Hbm
 from shoal.metrics import Metrics
 from shoal.table.device.residency import DeviceMemory
-from shoal.table.device.rows import DeviceRows, budget_above, last_tier
+from shoal.table.device.room import budget_above, last_tier
+from shoal.table.device.rows import DeviceRows
 
 
 def memory_tiers(rows: DeviceRows, number: int, deep: DeviceMemory | None) -> tuple[Metrics, ...]:

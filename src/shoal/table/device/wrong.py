@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.errors import CapacityError, InputError, NonFiniteError
-from shoal.table.device.rows import DeviceRows, last_tier
+from shoal.table.device.room import last_tier
+from shoal.table.device.rows import DeviceRows
 from shoal.table.device.table import DeviceTable
 
 

@@ -41,8 +41,8 @@ class Arriving:
     """Slots and rows for keys that come into memory, in the body of `with`. If that raises, none of them is in.
 
     An interrupt may come between any two lines. So keys get their slots, and lose them, by one call of the core; a
-    table does not trust its number of rows until they are counted; and it is no generator, whose rest would run
-    whenever somebody drops the traceback, long after the group was let go.
+    table's number of rows is in doubt until they are counted; and it is no generator, whose rest would run when the
+    traceback is dropped, long after the group's lock was released.
     """
 
     def __init__(self, tables: Sequence["HostTable"], arrivals: Sequence[Arrivals]) -> None:

@@ -1,7 +1,7 @@
 """Training on batches of more rows than memory holds.
 
 Their forward reads in pieces (table/host/pieces.py) and writes new rows below. Their lease holds keys, not slots. Their
-backward updates the rows that are in memory where they are; the others are read in pieces into an area beside the
+backward updates the rows that are in memory where they are; the others are read in pieces into an area outside of the
 table's memory, updated there, and written below. The kernel gets all gradients of the batch each time and skips the
 keys of other pieces, so a row's gradients are added up in the order that they always have.
 """

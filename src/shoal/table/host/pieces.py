@@ -24,8 +24,8 @@ from shoal.table.parts import Part
 if TYPE_CHECKING:
     from shoal.table.host.table import HostTable
 
-# Rows of a piece take this part of the table's memory beside it, and no more than so many bytes: as those that are read
-# ahead. At 16 MiB a disk has long all the requests that it can use.
+# Rows of a piece take bytes outside of the table's memory: this part of it, and no more than so many, as rows that are
+# read ahead. At 16 MiB a disk has long all the requests that it can use.
 _PIECE_PART = 4
 _MOST_PIECE_BYTES = 16 << 20
 
@@ -174,7 +174,7 @@ class Seen:
 
 
 class Reader:
-    """Rows of a batch, read in pieces. REQUIRES: the group is held, at least beside other readers.
+    """Rows of a batch, read in pieces. REQUIRES: the group's lock is held, at least the shared one.
 
     `to_bear`: by table, the keys that will be born once all is read, which already read so. `seen`: what a forward
     fills, and its backward is given.
@@ -331,7 +331,7 @@ class Reader:
         return rows, which
 
     def _count_alone(self, part: Part) -> None:
-        """Count the keys of a part whose rows nobody reads."""
+        """Count the keys of a part whose rows are not read."""
         table, run = self._tables[part.table], self._run(part)
         for begin, end in run.pieces(0, len(run)):
             keys, which = run.piece(begin, end)

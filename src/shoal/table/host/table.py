@@ -63,7 +63,7 @@ class HostTable(HostMemory):
 
     @staticmethod
     def arrivals(keys: Tensor, bearing: int, below: Answer | None) -> tuple[Arrivals, Tensor | None]:
-        """What comes into memory of keys that are different and not in it: those below, and the births among the first
+        """The arrivals among keys that are different and not in memory: those below, and the births among the first
         `bearing`. Also which of the keys these are; None is all. `below`: what is there, if the table has something."""
         if below is None:
             return Arrivals(keys), None
@@ -111,14 +111,14 @@ class HostTable(HostMemory):
         self._promotions.add(came)
 
     def begin_arrival(self, arrivals: Arrivals) -> None:
-        """They are about to come in."""
+        """Note that they are about to come in."""
         if arrivals.births and not self._is_being_filled:
-            # Ahead: whoever reads changes looks which of them have a row.
+            # Before they come: a cursor that sees them looks which of them have a row.
             self.changes.add(arrivals.born)
         self._was_in_doubt = self._count.doubt()
 
     def call_arrival_off(self) -> None:
-        """None of them is in."""
+        """Note that none of them is in."""
         self._count.settle(self._was_in_doubt)
 
     def came(self, arrivals: Arrivals) -> None:
@@ -133,7 +133,7 @@ class HostTable(HostMemory):
     def begin_births_below(self, keys: Tensor) -> None:
         """These keys are about to get their first rows below memory. `end_births_below` or `call_births_below_off`
         follows."""
-        self.changes.add(keys)  # ahead: whoever reads changes looks which of them have a row
+        self.changes.add(keys)  # before they come: a cursor that sees them looks which have a row
         self._was_in_doubt_below = self._count.doubt()
 
     def end_births_below(self, births: int) -> None:
@@ -142,7 +142,7 @@ class HostTable(HostMemory):
         self._count.settle(self._was_in_doubt_below, births)
 
     def call_births_below_off(self, keys: Tensor) -> None:
-        """None of them is there; where the storage fails, the rows that are are counted again."""
+        """Erase them below; if the storage fails, the number of rows stays in doubt."""
         self.lower.erase(keys)
         self._count.settle(self._was_in_doubt_below)
 
@@ -363,7 +363,7 @@ class HostTable(HostMemory):
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Rows that are put meanwhile are no births and no changes. REQUIRES: whoever reads changes lost its place."""
+        """Rows that are put meanwhile are no births, and no changes. REQUIRES: every cursor has lost its place."""
         self._is_being_filled = True
         try:
             yield

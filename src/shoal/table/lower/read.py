@@ -1,7 +1,7 @@
 """What several tables have below their memory, read at a time.
 
 A disk is slow with few requests in hand, and a storage of the user's may be far away: disks are read together, and
-others are asked beside that, each on a thread.
+others are asked at the same time, each on a thread.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from shoal.table.lower.staged import Staged
 from shoal.table.lower.threads import Readers
 from shoal.table.lower.tier import Below
 
-# Rows that are read ahead may take this part of the table's memory beside it, and no more than so many bytes.
+# Rows that are read ahead may take bytes outside of the table's memory: this part of it, and no more than so many.
 _AHEAD_PART = 4
 _MOST_AHEAD_BYTES = 16 << 20
 
@@ -83,8 +83,8 @@ def _read(some: Sequence[_Unread]) -> None:
 
 
 def may_read_ahead(asked: Sequence[tuple[Below, Staged, int | None]], is_first: bool) -> bool:
-    """Whether a batch's rows may be read now, beside those that others read and that have no place yet. `asked`: of
-    each table what is below, what is asked, and the bytes of its memory. The first batch in line always may, or nobody
+    """Whether a batch's rows may be read now, in addition to those of other batches that have no place yet. `asked`: of
+    each table the lower tier, the keys, and the bytes of its memory. The first batch in line always may, or none
     would."""
     return is_first or not any(
         len(staged.keys)

@@ -15,8 +15,8 @@ _Work = Callable[[], None]
 
 
 class Readers:
-    """Up to so many threads, each made when it is first needed. They end with this object, and do not hold the process
-    up: a storage may never answer.
+    """Up to so many I/O threads, each made when it is first needed. They end with this object, and do not keep the
+    process alive: a storage may never answer.
 
     All that threads share are queues of the interpreter's own. What `threading` builds of locks in Python, as its
     semaphores, is lost where an interrupt comes at the wrong moment.
@@ -51,7 +51,7 @@ class Readers:
                     raise error
                 results[at] = result
         except BaseException:
-            left.clear()  # nobody waits for them any more
+            left.clear()  # no caller waits for them any more
             raise
         return [results[at] for at in range(len(arguments))]
 
@@ -76,7 +76,7 @@ class Readers:
 def _help(
     work: Callable[[Any], Any], left: "deque[tuple[int, Any]]", answers: "SimpleQueue[tuple[int, Any, Any]]"
 ) -> None:
-    """Work for those that nobody works for."""
+    """Work on the arguments that no thread has taken."""
     while left:
         try:
             at, argument = left.popleft()
@@ -89,7 +89,7 @@ def _help(
 
 
 def _serve(works: "SimpleQueue[_Work | None]", idle: "deque[None]") -> None:
-    # It does not know its Readers, who would live as long as it.
+    # It has no reference to its Readers, which would live as long as it.
     while (work := works.get()) is not None:
         work()
         del work  # or what it knows stays until the next one

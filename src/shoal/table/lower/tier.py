@@ -57,7 +57,7 @@ class Below:
     """The lowest tier of one table. The table's lock covers its methods, but for `read` and `unreadable`, which any
     thread may call, and `write`, which one may call meanwhile if it took `writing` before it let the lock go.
 
-    device: where whoever hears of an error wants its keys."""
+    device: where the keys of an error are put."""
 
     def __init__(self, config: Table, folder: str, device: torch.device = _HOST) -> None:
         self.row_bytes = packed_bytes(config)
@@ -84,7 +84,7 @@ class Below:
                     )
             _living.add(self)
         self._close = weakref.finalize(self, _close, self.storage, os.getpid())
-        # Rows that were read ahead, and whoever waits for a write to be done before it may erase.
+        # Rows that were read ahead. `writing` is held while rows are written: an erase waits for it.
         self._staged: dict[int, Staged] = {}
         self.writing = threading.Lock()
         self.metrics = Metrics(
@@ -208,7 +208,7 @@ class Below:
                 with self._named("erase"):
                     self.storage.erase(keys)
             finally:
-                self.spoil(keys)  # behind it: who was staged meanwhile may have read them
+                self.spoil(keys)  # after it: a batch that was staged meanwhile may have read them
 
     def clear(self) -> None:
         """Remove every row."""
