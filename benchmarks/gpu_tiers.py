@@ -92,7 +92,7 @@ def held_tiers(bench: Bench, size: str) -> Tiers:
     """Returns the tables of that size, which are made once."""
     work, adam = TIER_WORK[size], OPTIMIZERS["adam"][0]
     config = shoal.Table("t", A_DIM, optimizer=adam)
-    layout = Layout(config.dim, config.dtype, config.columns, whole=True)
+    layout = Layout(config.format, whole=True)
 
     def build() -> Tiers:
         tiers = [

@@ -42,7 +42,7 @@ TOPICS = {
     "Batches and outputs": ["shoal.modules.jagged"],
     "Optimizers": ["shoal.config.optimizers"],
     "First rows": ["shoal.config.init"],
-    "Tiers and storages": ["shoal.config.tiers", "shoal.storage"],
+    "Tiers and storages": ["shoal.config.tiers", "shoal.config.rows", "shoal.storage"],
     "Reading ahead": ["shoal.prefetch"],
     "Log and checkpoints": ["shoal.log", "shoal.checkpoint", "shoal.records"],
     "Other formats and libraries": ["shoal.interop"],

@@ -1,11 +1,13 @@
-// Where the rows of a table lie: the one thing a store and the kernels share.
+// Where the rows of a table lie. A store and the kernels share nothing else. shoal/config/rows.py computes the same layout.
 //
 //   slot  = slab number << slot_bits | row in slab
 //   slab  = weights of every row (weight_bytes each), then the tails of every row (tail_bytes each)
-//   tail  = state floats, score (float64), flags and stamp (uint32)
+//   tail  = state floats, score (float64), flags and stamp (uint32), other facts (fact_bytes)
 //
-// Weights lie apart from the rest because a lookup reads nothing else; score and flags lie with the state because an
-// update touches its line anyway. Keys lie elsewhere, if they are kept at all: only who learns of changes by slot asks.
+// Facts are the columns that policies declare; kernels know the score alone, and give the others at a birth what the store
+// says. All parts of a tail begin at multiples of 4 bytes. Weights lie apart from the rest because a lookup reads nothing
+// else; score and flags lie with the state because an update writes that cache line anyway. Keys lie elsewhere, and only
+// where changes are listed by slot.
 #pragma once
 
 #include <cstddef>
@@ -43,6 +45,8 @@ struct Rows {
   int32_t dim = 0;
   Dtype dtype = Dtype::f32;
   int32_t state_floats = 0;
+  int32_t fact_bytes = 0;             // of the facts beside the score
+  const char* first_facts = nullptr;  // [fact_bytes], as rows are born; the store's
   int64_t weight_bytes = 0;
   int64_t tail_bytes = 0;
   int64_t tails_at = 0;            // where the tails begin in a slab
@@ -67,6 +71,12 @@ struct Rows {
   }
   SHOAL_INLINE uint32_t& flags(char* tail) const {
     return *reinterpret_cast<uint32_t*>(tail + 4 * static_cast<int64_t>(state_floats) + sizeof(double));
+  }
+  SHOAL_INLINE char* facts(char* tail) const {
+    return tail + 4 * static_cast<int64_t>(state_floats) + sizeof(double) + sizeof(uint32_t);
+  }
+  void set_first_facts(char* tail) const {
+    if (fact_bytes) std::memcpy(facts(tail), first_facts, static_cast<size_t>(fact_bytes));
   }
 };
 

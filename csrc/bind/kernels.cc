@@ -70,13 +70,12 @@ static std::vector<std::tuple<int64_t, int64_t>> update_rows(const std::vector<c
   return left_out;
 }
 
-// Address, first float of the row's state, floats.
+// Address, first byte in the row's tail, bytes.
 using BoundColumn = std::tuple<uintptr_t, int32_t, int32_t>;
 
-static RowColumns columns_of(uintptr_t weights, const std::vector<BoundColumn>& state,
-                             const std::optional<Vector<double>>& scores) {
-  RowColumns columns{reinterpret_cast<char*>(weights), {}, scores ? scores->data() : nullptr};
-  for (auto [address, from, width] : state) columns.state.push_back({reinterpret_cast<float*>(address), from, width});
+static RowColumns columns_of(uintptr_t weights, const std::vector<BoundColumn>& tail) {
+  RowColumns columns{reinterpret_cast<char*>(weights), {}};
+  for (auto [address, from, bytes] : tail) columns.tail.push_back({reinterpret_cast<char*>(address), from, bytes});
   return columns;
 }
 
@@ -220,30 +219,20 @@ void bind_kernels(nb::module_& m) {
       },
       nb::arg("rows"), nb::arg("slots"), nb::arg("values"), Released());
   m.def(
-      "read_state",
-      [](const Rows& rows, Vector<int32_t> slots, int32_t from, Vector<const float> missing, Matrix<float> out) {
-        read_state(rows, slots_of(slots), int64_t(slots.shape(0)), from, int32_t(out.shape(1)), missing.data(),
-                   out.data());
+      "read_column",
+      [](const Rows& rows, Vector<int32_t> slots, int32_t from, Vector<const uint8_t> missing, Matrix<uint8_t> out) {
+        read_column(rows, slots_of(slots), int64_t(slots.shape(0)), from, int32_t(out.shape(1)),
+                    reinterpret_cast<const char*>(missing.data()), reinterpret_cast<char*>(out.data()));
       },
-      nb::arg("rows"), nb::arg("slots"), nb::arg("from_float"), nb::arg("missing"), nb::arg("out"), Released());
+      nb::arg("rows"), nb::arg("slots"), nb::arg("from_byte"), nb::arg("missing"), nb::arg("out"), Released(),
+      "A column of the tails, as bytes; without a slot it reads `missing`");
   m.def(
-      "write_state",
-      [](const Rows& rows, Vector<int32_t> slots, int32_t from, Matrix<const float> values) {
-        write_state(rows, slots_of(slots), int64_t(slots.shape(0)), from, int32_t(values.shape(1)), values.data());
+      "write_column",
+      [](const Rows& rows, Vector<int32_t> slots, int32_t from, Matrix<const uint8_t> values) {
+        write_column(rows, slots_of(slots), int64_t(slots.shape(0)), from, int32_t(values.shape(1)),
+                     reinterpret_cast<const char*>(values.data()));
       },
-      nb::arg("rows"), nb::arg("slots"), nb::arg("from_float"), nb::arg("values"), Released());
-  m.def(
-      "read_scores",
-      [](const Rows& rows, Vector<int32_t> slots, Vector<double> out) {
-        read_scores(rows, slots_of(slots), int64_t(slots.shape(0)), out.data());
-      },
-      nb::arg("rows"), nb::arg("slots"), nb::arg("out"), Released());
-  m.def(
-      "write_scores",
-      [](const Rows& rows, Vector<int32_t> slots, Vector<const double> values) {
-        write_scores(rows, slots_of(slots), int64_t(slots.shape(0)), values.data());
-      },
-      nb::arg("rows"), nb::arg("slots"), nb::arg("values"), Released());
+      nb::arg("rows"), nb::arg("slots"), nb::arg("from_byte"), nb::arg("values"), Released());
   m.def(
       "pack",
       [](const Rows& rows, Vector<int32_t> slots, Matrix<uint8_t> out, int threads) {
@@ -321,23 +310,22 @@ void bind_kernels(nb::module_& m) {
       "Ids of strings of so many code points each, by their UTF-8; the first that has none, or -1");
   m.def(
       "export_rows",
-      [](const Rows& rows, Vector<int32_t> slots, uintptr_t weights, const std::vector<BoundColumn>& state,
-         std::optional<Vector<double>> scores, int threads) {
-        export_rows(rows, slots_of(slots), int64_t(slots.shape(0)), columns_of(weights, state, scores), threads);
+      [](const Rows& rows, Vector<int32_t> slots, uintptr_t weights, const std::vector<BoundColumn>& tail,
+         int threads) {
+        export_rows(rows, slots_of(slots), int64_t(slots.shape(0)), columns_of(weights, tail), threads);
       },
-      nb::arg("rows"), nb::arg("slots"), nb::arg("weights"), nb::arg("state"), nb::arg("scores").none(),
-      nb::arg("threads"), Released(), "Whole rows to columns; state as (address, first float, floats)");
+      nb::arg("rows"), nb::arg("slots"), nb::arg("weights"), nb::arg("tail"), nb::arg("threads"), Released(),
+      "Whole rows to columns; those of the tail as (address, first byte in the tail, bytes)");
   m.def(
       "import_rows",
-      [](const Rows& rows, Vector<int32_t> slots, uintptr_t weights, const std::vector<BoundColumn>& state,
-         std::optional<Vector<double>> scores, Vector<const float> first_state, double score, uint32_t clock,
-         bool changed, int threads) {
-        import_rows(rows, slots_of(slots), int64_t(slots.shape(0)), columns_of(weights, state, scores),
-                    first_state.data(), {score, clock}, changed ? kChanged | kDirty : kDirty, threads);
+      [](const Rows& rows, Vector<int32_t> slots, uintptr_t weights, const std::vector<BoundColumn>& tail,
+         Vector<const float> first_state, double score, uint32_t clock, bool changed, int threads) {
+        import_rows(rows, slots_of(slots), int64_t(slots.shape(0)), columns_of(weights, tail), first_state.data(),
+                    {score, clock}, changed ? kChanged | kDirty : kDirty, threads);
       },
-      nb::arg("rows"), nb::arg("slots"), nb::arg("weights"), nb::arg("state"), nb::arg("scores").none(),
-      nb::arg("first_state"), nb::arg("score"), nb::arg("clock"), nb::arg("changed"), nb::arg("threads"), Released(),
-      "Columns to whole rows; what is not given is as at birth");
+      nb::arg("rows"), nb::arg("slots"), nb::arg("weights"), nb::arg("tail"), nb::arg("first_state"), nb::arg("score"),
+      nb::arg("clock"), nb::arg("changed"), nb::arg("threads"), Released(),
+      "Columns to whole rows; columns that are not given are as at birth");
   m.def(
       "set_dirty",
       [](const Rows& rows, Vector<int32_t> slots, bool dirty) {

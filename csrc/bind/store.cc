@@ -129,7 +129,13 @@ static void bind_ssd(nb::module_& m) {
 void bind_store(nb::module_& m) {
   bind_ssd(m);
   nb::class_<DramStore>(m, "DramStore", "Rows in host memory")
-      .def(nb::init<int32_t, Dtype, int32_t>(), nb::arg("dim"), nb::arg("dtype"), nb::arg("state_floats"))
+      .def(
+          "__init__",
+          [](DramStore* self, int32_t dim, Dtype dtype, int32_t state_floats, nb::bytes first_facts) {
+            new (self) DramStore(dim, dtype, state_floats, {first_facts.c_str(), first_facts.size()});
+          },
+          nb::arg("dim"), nb::arg("dtype"), nb::arg("state_floats"), nb::arg("first_facts") = nb::bytes("", 0),
+          "first_facts: what rows are born with beside state and score")
       .def_prop_ro("rows", &DramStore::rows, nb::rv_policy::reference_internal)
       .def_prop_ro("live", &DramStore::live, "Slots that are taken")
       .def_prop_ro("bytes", &DramStore::bytes)

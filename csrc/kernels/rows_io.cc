@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <limits>
 #include <memory>
 
 #include "base/thread_pool.h"
@@ -43,27 +42,16 @@ void write_weights(const Rows& rows, const uint32_t* slots, int64_t n, const flo
   set_flags(rows, slots, n, kChanged | kDirty);
 }
 
-void read_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* missing,
-                float* out) {
+void read_column(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t bytes, const char* missing,
+                 char* out) {
   for (int64_t i = 0; i < n; ++i) {
-    const float* state = slots[i] == kNoSlot ? missing : rows.state(rows.tail(slots[i])) + from;
-    std::copy(state, state + width, out + i * width);
+    const char* column = slots[i] == kNoSlot ? missing : rows.tail(slots[i]) + from;
+    std::copy(column, column + bytes, out + i * bytes);
   }
 }
 
-void write_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* in) {
-  for (int64_t i = 0; i < n; ++i)
-    std::copy(in + i * width, in + (i + 1) * width, rows.state(rows.tail(slots[i])) + from);
-  set_flags(rows, slots, n, kChanged | kDirty);
-}
-
-void read_scores(const Rows& rows, const uint32_t* slots, int64_t n, double* out) {
-  for (int64_t i = 0; i < n; ++i)
-    out[i] = slots[i] == kNoSlot ? std::numeric_limits<double>::quiet_NaN() : rows.score(rows.tail(slots[i]));
-}
-
-void write_scores(const Rows& rows, const uint32_t* slots, int64_t n, const double* in) {
-  for (int64_t i = 0; i < n; ++i) rows.set_score(rows.tail(slots[i]), in[i]);
+void write_column(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t bytes, const char* in) {
+  for (int64_t i = 0; i < n; ++i) std::copy(in + i * bytes, in + (i + 1) * bytes, rows.tail(slots[i]) + from);
   set_flags(rows, slots, n, kChanged | kDirty);
 }
 
@@ -92,27 +80,34 @@ std::vector<int64_t> changed_keys(const Rows& rows, const uint32_t* slots, int64
   return keys;
 }
 
-int64_t packed_bytes(const Rows& rows) { return rows.weight_bytes + 4 * int64_t{rows.state_floats} + 8; }
+static int64_t state_and_score_bytes(const Rows& rows) { return 4 * int64_t{rows.state_floats} + 8; }
+
+int64_t packed_bytes(const Rows& rows) { return rows.weight_bytes + state_and_score_bytes(rows) + rows.fact_bytes; }
 
 void pack(const Rows& rows, const uint32_t* slots, int64_t n, char* out, int threads) {
-  const size_t weights = size_t(rows.weight_bytes), rest = size_t(packed_bytes(rows)) - weights;
+  const size_t weights = size_t(rows.weight_bytes), rest = size_t(state_and_score_bytes(rows));
+  const size_t facts = size_t(rows.fact_bytes), whole = weights + rest + facts;
   by_task(n, threads, [&](int64_t from, int64_t count) {
-    char* at = out + from * int64_t(weights + rest);
-    for (int64_t i = from; i < from + count; ++i, at += weights + rest) {
+    char* at = out + from * int64_t(whole);
+    for (int64_t i = from; i < from + count; ++i, at += whole) {
+      char* tail = rows.tail(slots[i]);
       std::memcpy(at, rows.weights(slots[i]), weights);
-      std::memcpy(at + weights, rows.tail(slots[i]), rest);
+      std::memcpy(at + weights, tail, rest);
+      if (facts) std::memcpy(at + weights + rest, rows.facts(tail), facts);
     }
   });
 }
 
 void unpack(const Rows& rows, const uint32_t* slots, int64_t n, const char* in, uint32_t clock, int threads) {
-  const size_t weights = size_t(rows.weight_bytes), rest = size_t(packed_bytes(rows)) - weights;
+  const size_t weights = size_t(rows.weight_bytes), rest = size_t(state_and_score_bytes(rows));
+  const size_t facts = size_t(rows.fact_bytes), whole = weights + rest + facts;
   by_task(n, threads, [&](int64_t from, int64_t count) {
-    const char* at = in + from * int64_t(weights + rest);
-    for (int64_t i = from; i < from + count; ++i, at += weights + rest) {
+    const char* at = in + from * int64_t(whole);
+    for (int64_t i = from; i < from + count; ++i, at += whole) {
       char* tail = rows.tail(slots[i]);
       std::memcpy(rows.weights(slots[i]), at, weights);
       std::memcpy(tail, at + weights, rest);
+      if (facts) std::memcpy(rows.facts(tail), at + weights + rest, facts);
       rows.flags(tail) = stamped(0, clock);
     }
   });
@@ -135,9 +130,8 @@ void export_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowCo
       if (i + kRowsAhead < end) ask(rows, slots[i + kRowsAhead]);
       char* tail = rows.tail(slots[i]);
       std::memcpy(to.weights + i * rows.weight_bytes, rows.weights(slots[i]), bytes);
-      for (const StateColumn& column : to.state)
-        std::memcpy(column.data + i * column.width, rows.state(tail) + column.from, size_t(column.width) * 4);
-      if (to.scores) to.scores[i] = rows.score(tail);
+      for (const TailColumn& column : to.tail)
+        std::memcpy(column.data + i * column.bytes, tail + column.from, size_t(column.bytes));
     }
   });
 }
@@ -146,8 +140,8 @@ void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowCo
                  const Birth& at, uint32_t flags, int threads) {
   const size_t bytes = size_t(rows.weight_bytes);
   int64_t given = 0;
-  for (const StateColumn& column : from.state) given += column.width;
-  const bool is_whole = given == rows.state_floats;
+  for (const TailColumn& column : from.tail) given += column.bytes;
+  const bool is_whole = given == state_and_score_bytes(rows) + rows.fact_bytes;
   by_task(n, threads, [&](int64_t first, int64_t count) {
     const int64_t end = first + count;
     for (int64_t i = first; i < std::min(first + kRowsAhead, end); ++i) ask(rows, slots[i]);
@@ -155,10 +149,13 @@ void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowCo
       if (i + kRowsAhead < end) ask(rows, slots[i + kRowsAhead]);
       char* tail = rows.tail(slots[i]);
       std::memcpy(rows.weights(slots[i]), from.weights + i * rows.weight_bytes, bytes);
-      if (!is_whole) std::memcpy(rows.state(tail), first_state, size_t(rows.state_floats) * 4);
-      for (const StateColumn& column : from.state)
-        std::memcpy(rows.state(tail) + column.from, column.data + i * column.width, size_t(column.width) * 4);
-      rows.set_score(tail, from.scores ? from.scores[i] : at.score);
+      if (!is_whole) {
+        std::memcpy(rows.state(tail), first_state, size_t(rows.state_floats) * 4);
+        rows.set_score(tail, at.score);
+        rows.set_first_facts(tail);
+      }
+      for (const TailColumn& column : from.tail)
+        std::memcpy(tail + column.from, column.data + i * column.bytes, size_t(column.bytes));
       rows.flags(tail) = stamped(flags, at.clock);
     }
   });

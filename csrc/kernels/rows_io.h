@@ -17,7 +17,8 @@ struct Birth {
   uint32_t clock = 0;
 };
 
-// Rows of new keys: first weights, state as `state` [state_floats], score and stamp, flagged changed and dirty.
+// Writes the rows of new keys: first weights, state as `state` [state_floats], score, stamp and the store's first facts;
+// flagged changed and dirty.
 void birth(const Rows& rows, const Init& init, const float* state, const Birth& at, const int64_t* keys,
            const uint32_t* slots, int64_t n, int threads);
 
@@ -27,37 +28,32 @@ void read_weights(const Rows& rows, const Init& missing, const int64_t* keys, co
 // in[i] to the weights at slots[i], rounded to nearest; flagged changed and dirty.
 void write_weights(const Rows& rows, const uint32_t* slots, int64_t n, const float* in);
 
-// State floats [from, from + width) of each slot. A missing one reads `missing` [width].
-void read_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* missing,
-                float* out);
-void write_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* in);
-
-// NaN where missing.
-void read_scores(const Rows& rows, const uint32_t* slots, int64_t n, double* out);
-void write_scores(const Rows& rows, const uint32_t* slots, int64_t n, const double* in);
+// Bytes [from, from + bytes) of the tail of each slot: a column. Without a slot (kNoSlot) it reads `missing` [bytes].
+void read_column(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t bytes, const char* missing,
+                 char* out);
+// in[i] to the column of slots[i]; flagged changed and dirty.
+void write_column(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t bytes, const char* in);
 void set_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags);
 // The keys of those that are flagged changed; slots may be gone meanwhile. REQUIRES: the rows' keys are kept.
 std::vector<int64_t> changed_keys(const Rows& rows, const uint32_t* slots, int64_t n);
 void clear_flags(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t flags);
 
-// Whole rows as bytes, one behind the other: weights, state, score. What a row is below memory.
+// Whole rows as bytes, one after the other: weights, state, score, other facts. A row below memory is these bytes.
 int64_t packed_bytes(const Rows& rows);
 void pack(const Rows& rows, const uint32_t* slots, int64_t n, char* out, int threads);
 // To slots, where they are clean, and stamped.
 void unpack(const Rows& rows, const uint32_t* slots, int64_t n, const char* in, uint32_t clock, int threads);
-// Whole rows in columns, as they leave the process: weights [n, weight_bytes], some state columns [n, width] each, scores [n]
-// or null.
-struct StateColumn {
-  float* data;
-  int32_t from, width;  // floats of the row's state
+// Whole rows in columns, as they leave the process: weights [n, weight_bytes], and columns of the tail [n, bytes] each.
+struct TailColumn {
+  char* data;
+  int32_t from, bytes;  // in the row's tail
 };
 struct RowColumns {
   char* weights;
-  std::vector<StateColumn> state;
-  double* scores;
+  std::vector<TailColumn> tail;
 };
 void export_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowColumns& to, int threads);
-// To slots, with these flags. What is not among the columns is as at birth. REQUIRES: the slots differ.
+// To slots, with these flags. Columns that are not given are as at birth. REQUIRES: the slots differ.
 void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowColumns& from, const float* first_state,
                  const Birth& at, uint32_t flags, int threads);
 

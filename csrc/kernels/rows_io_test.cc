@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -11,12 +13,34 @@ namespace shoal {
 namespace {
 
 // A store with some rows, born as zeros with state 0, 1, 2 and score 5, and no flags.
+// Facts beside the score are born as 21 and 22.
+const int64_t kFirstFacts[2] = {21, 22};
+std::string first_facts() { return {reinterpret_cast<const char*>(kFirstFacts), sizeof kFirstFacts}; }
+
+void read_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* missing,
+                float* out) {
+  read_column(rows, slots, n, 4 * from, 4 * width, reinterpret_cast<const char*>(missing),
+              reinterpret_cast<char*>(out));
+}
+void write_state(const Rows& rows, const uint32_t* slots, int64_t n, int32_t from, int32_t width, const float* in) {
+  write_column(rows, slots, n, 4 * from, 4 * width, reinterpret_cast<const char*>(in));
+}
+void read_scores(const Rows& rows, const uint32_t* slots, int64_t n, double* out) {
+  const double missing = NAN;
+  read_column(rows, slots, n, 4 * rows.state_floats, 8, reinterpret_cast<const char*>(&missing),
+              reinterpret_cast<char*>(out));
+}
+void write_scores(const Rows& rows, const uint32_t* slots, int64_t n, const double* in) {
+  write_column(rows, slots, n, 4 * rows.state_floats, 8, reinterpret_cast<const char*>(in));
+}
+
 struct Table {
   DramStore store;
   std::vector<int64_t> keys;
   std::vector<uint32_t> slots;
 
-  Table(int32_t dim, Dtype dtype, int64_t n) : store(dim, dtype, 3), slots(static_cast<size_t>(n)) {
+  Table(int32_t dim, Dtype dtype, int64_t n, std::string facts = {})
+      : store(dim, dtype, 3, std::move(facts)), slots(static_cast<size_t>(n)) {
     CHECK(store.reserve(n).ok());
     store.take(slots.data(), n);
     for (int64_t i = 0; i < n; ++i) keys.push_back(100 * i - 7);
@@ -127,7 +151,8 @@ void rows_leave_and_come_in_columns() {
     std::vector<char> weights(size_t(kRows * from.rows().weight_bytes));
     std::vector<float> one(kRows), two(kRows * 2);
     std::vector<double> out(kRows);
-    RowColumns columns{weights.data(), {{two.data(), 1, 2}, {one.data(), 0, 1}}, out.data()};
+    const auto bytes = [](auto& column) { return reinterpret_cast<char*>(column.data()); };
+    RowColumns columns{weights.data(), {{bytes(out), 12, 8}, {bytes(two), 4, 8}, {bytes(one), 0, 4}}};
     export_rows(from.rows(), order.data(), kRows, columns, 2);
     CHECK(one[0] == state[(kRows - 1) * 3] && two[1] == state[kRows * 3 - 1] && out[0] == scores.back());
     const float first[3] = {7, 8, 9};
@@ -141,12 +166,55 @@ void rows_leave_and_come_in_columns() {
       CHECK(to.rows().score(b) == scores[i] && to.rows().flags(b) == stamped(kDirty, 5));
     }
     // What is not given is as at birth.
-    columns.state.pop_back();
-    columns.scores = nullptr;
+    columns.tail.pop_back();
+    columns.tail.erase(columns.tail.begin());
     import_rows(to.rows(), there.data(), kRows, columns, first, {1.0, 6}, kChanged | kDirty, 1);
     char* tail = to.rows().tail(to.slots[4]);
     CHECK(to.rows().state(tail)[0] == 7 && to.rows().state(tail)[2] == state[14] && to.rows().score(tail) == 1.0);
     CHECK(to.rows().flags(tail) == stamped(kChanged | kDirty, 6));
+  }
+}
+
+void facts_are_born_and_go_where_the_row_goes() {
+  for (const std::string& isa : available_isas()) {
+    CHECK(set_isa(isa), isa);
+    constexpr int64_t kRows = 2000;
+    Table from(3, Dtype::f16, kRows, first_facts()), to(3, Dtype::f16, kRows, first_facts());
+    const Rows& rows = from.rows();
+    CHECK(rows.tail_bytes == 12 + 8 + 4 + 16 && packed_bytes(rows) == 6 + 12 + 8 + 16, rows.tail_bytes);
+    const int32_t at = int32_t(rows.tail_bytes) - 16;
+    std::vector<int64_t> first(kRows), second(kRows);
+    const char* missing = reinterpret_cast<const char*>(kFirstFacts);
+    const auto read = [&](const Table& table, int32_t which, std::vector<int64_t>* out) {
+      read_column(table.rows(), table.slots.data(), kRows, at + 8 * which, 8, missing + 8 * which,
+                  reinterpret_cast<char*>(out->data()));
+    };
+    read(from, 0, &first);
+    read(from, 1, &second);
+    for (size_t i = 0; i < kRows; ++i) CHECK(first[i] == 21 && second[i] == 22, i);
+    for (size_t i = 0; i < kRows; ++i) second[i] = int64_t{1} << (i % 63);
+    write_column(rows, from.slots.data(), kRows, at + 8, 8, reinterpret_cast<const char*>(second.data()));
+    CHECK(from.flags(from.slots[5]) == (kChanged | kDirty) && rows.score(rows.tail(from.slots[5])) == 5.0);
+    // To the lower tier and back.
+    std::vector<char> packed(size_t(kRows * packed_bytes(rows)));
+    pack(rows, from.slots.data(), kRows, packed.data(), 2);
+    unpack(to.rows(), to.slots.data(), kRows, packed.data(), 9, 2);
+    std::vector<int64_t> out(kRows);
+    read(to, 1, &out);
+    CHECK(out == second && to.flags(to.slots[5]) == stamped(0, 9), isa);
+    // In columns: those that are not given are as at birth.
+    std::vector<char> weights(size_t(kRows * rows.weight_bytes));
+    RowColumns columns{weights.data(), {{reinterpret_cast<char*>(out.data()), at + 8, 8}}};
+    export_rows(rows, from.slots.data(), kRows, columns, 2);
+    CHECK(out == second, isa);
+    const float state[3] = {7, 8, 9};
+    import_rows(to.rows(), to.slots.data(), kRows, {weights.data(), {}}, state, {1.0, 5}, kDirty, 2);
+    read(to, 1, &out);
+    CHECK(out == std::vector<int64_t>(kRows, 22), isa);
+    // A slot that moves takes them along.
+    from.store.move(from.slots[7], from.slots[8]);
+    read(from, 1, &out);
+    CHECK(out[8] == second[7], out[8]);
   }
 }
 
@@ -160,4 +228,5 @@ int main() {
   shoal::scores();
   shoal::a_touch_only_raises_scores_of_rows_that_are_there();
   shoal::rows_leave_and_come_in_columns();
+  shoal::facts_are_born_and_go_where_the_row_goes();
 }

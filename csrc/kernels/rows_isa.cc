@@ -22,6 +22,7 @@ void birth_rows(const Rows& rows, const Init& init, const float* state, const Bi
     for (int32_t j = 0; j < rows.state_floats; ++j) rows.state(tail)[j] = state[j];
     rows.set_score(tail, at.score);
     rows.flags(tail) = stamped(kChanged | kDirty, at.clock);
+    rows.set_first_facts(tail);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "store/dram.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/page_stock.h"
 
@@ -12,12 +13,15 @@ static constexpr int64_t kMinRowsPerSlab = 16;
 
 static uint32_t bits_for(uint32_t n) { return n <= 1 ? 0 : 32 - static_cast<uint32_t>(__builtin_clz(n - 1)); }
 
-DramStore::DramStore(int32_t dim, Dtype dtype, int32_t state_floats) {
+DramStore::DramStore(int32_t dim, Dtype dtype, int32_t state_floats, std::string first_facts)
+    : first_facts_(std::move(first_facts)) {
   rows_.dim = dim;
   rows_.dtype = dtype;
   rows_.state_floats = state_floats;
   rows_.weight_bytes = static_cast<int64_t>(dim) * (dtype == Dtype::f32 ? 4 : 2);
-  rows_.tail_bytes = static_cast<int64_t>(state_floats) * 4 + 8 + 4;
+  rows_.fact_bytes = static_cast<int32_t>(first_facts_.size());
+  rows_.first_facts = first_facts_.data();
+  rows_.tail_bytes = static_cast<int64_t>(state_floats) * 4 + 8 + 4 + rows_.fact_bytes;
   int64_t row = rows_.weight_bytes + rows_.tail_bytes;
   int64_t pages = (row * kMinRowsPerSlab + 64 + static_cast<int64_t>(kHugePage) - 1) / static_cast<int64_t>(kHugePage);
   slab_bytes_ = static_cast<size_t>(pages) * kHugePage;

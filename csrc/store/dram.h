@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/memory.h"
@@ -15,7 +16,8 @@ namespace shoal {
 
 class DramStore {
  public:
-  DramStore(int32_t dim, Dtype dtype, int32_t state_floats);
+  // first_facts: what the facts beside the score are born with; its size is theirs, a multiple of 4.
+  DramStore(int32_t dim, Dtype dtype, int32_t state_floats, std::string first_facts = {});
   ~DramStore();
   DramStore(const DramStore&) = delete;
   DramStore& operator=(const DramStore&) = delete;
@@ -61,6 +63,7 @@ class DramStore {
   void tell_stock(int64_t ahead);
   int64_t free_slots() const { return slabs() * rows_.rows_per_slab - live_; }
 
+  const std::string first_facts_;
   Rows rows_;
   size_t slab_bytes_;
   std::vector<Pages> pages_;

@@ -450,7 +450,8 @@ def read_together(reads: Sequence[tuple[SsdStore, int, int, int, int]]) -> list[
 class DramStore:
     """Rows in host memory"""
 
-    def __init__(self, dim: int, dtype: Dtype, state_floats: int) -> None: ...
+    def __init__(self, dim: int, dtype: Dtype, state_floats: int, first_facts: bytes = ...) -> None:
+        """first_facts: what rows are born with beside state and score"""
 
     @property
     def rows(self) -> Rows: ...
@@ -656,13 +657,10 @@ def read_weights(rows: Rows, missing: Init, keys: Annotated[torch.Tensor, dict(d
 
 def write_weights(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
 
-def read_state(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], from_float: int, missing: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu')]) -> None: ...
+def read_column(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], from_byte: int, missing: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')]) -> None:
+    """A column of the tails, as bytes; without a slot it reads `missing`"""
 
-def write_state(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], from_float: int, values: Annotated[torch.Tensor, dict(dtype='float32', shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
-
-def read_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu')]) -> None: ...
-
-def write_scores(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], values: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+def write_column(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], from_byte: int, values: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
 
 def pack(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], out: Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None), order='C', device='cpu')], threads: int) -> None: ...
 
@@ -702,11 +700,13 @@ def hash_utf32(data: int, width: int, out: Annotated[torch.Tensor, dict(dtype='i
     Ids of strings of so many code points each, by their UTF-8; the first that has none, or -1
     """
 
-def export_rows(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: int, state: Sequence[tuple[int, int, int]], scores: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu')] | None, threads: int) -> None:
-    """Whole rows to columns; state as (address, first float, floats)"""
+def export_rows(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: int, tail: Sequence[tuple[int, int, int]], threads: int) -> None:
+    """
+    Whole rows to columns; those of the tail as (address, first byte in the tail, bytes)
+    """
 
-def import_rows(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: int, state: Sequence[tuple[int, int, int]], scores: Annotated[torch.Tensor, dict(dtype='float64', shape=(None,), order='C', device='cpu')] | None, first_state: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], score: float, clock: int, changed: bool, threads: int) -> None:
-    """Columns to whole rows; what is not given is as at birth"""
+def import_rows(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], weights: int, tail: Sequence[tuple[int, int, int]], first_state: Annotated[torch.Tensor, dict(dtype='float32', shape=(None,), order='C', device='cpu', writable=False)], score: float, clock: int, changed: bool, threads: int) -> None:
+    """Columns to whole rows; columns that are not given are as at birth"""
 
 def set_dirty(rows: Rows, slots: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')], dirty: bool) -> None: ...
 

@@ -12,12 +12,12 @@ from shoal.config.optimizers import (
     AdamW,
     Assign,
     Clip,
-    Column,
     Ftrl,
     Optimizer,
     PartialRowwiseAdam,
     RowwiseAdagrad,
 )
+from shoal.config.rows import Column, RowFormat
 from shoal.config.size import format_size, parse_size
 from shoal.config.table import Feature, Table
 from shoal.config.threads import get_num_threads, set_num_threads
@@ -41,6 +41,7 @@ __all__ = [
     "Normal",
     "Optimizer",
     "PartialRowwiseAdam",
+    "RowFormat",
     "RowwiseAdagrad",
     "Ssd",
     "Table",

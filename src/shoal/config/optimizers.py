@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY
 from typing import ClassVar, Literal
 
-from shoal.config.checked import choice, flag, integer, label, number, settle, value
+from shoal.config.checked import choice, flag, number, settle, value
+from shoal.config.rows import Column
 from shoal.errors import ConfigError
 
 Hyper = dict[str, float | tuple[float, float]]
@@ -41,31 +42,6 @@ class Clip:
         if self.norm is not None:
             settle(self, norm=number("Clip", "norm", self.norm, above=0.0))
         choice("Clip", "nonfinite", self.nonfinite, ("raise", "skip"))
-
-
-@value
-class Column:
-    """A named run of float32 values in every row, behind its weights, and what they are born with.
-
-    signed: whether values below zero make sense; a sum of squares has none.
-    counts: whether the values are numbers of updates, which are stored as docs/formats.md says.
-    """
-
-    name: str
-    width: int
-    initial: float = 0.0
-    signed: bool = True
-    counts: bool = False
-
-    def __post_init__(self) -> None:
-        label("Column", "name", self.name)
-        settle(
-            self,
-            width=integer("Column", "width", self.width, low=1),
-            initial=number("Column", "initial", self.initial),
-            signed=flag("Column", "signed", self.signed),
-            counts=flag("Column", "counts", self.counts),
-        )
 
 
 @value

@@ -7,17 +7,15 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 
 from shoal.config.checked import choice, integer, label, settle, value
+from shoal.config.dtypes import TORCH_WEIGHTS, WEIGHTS, Dtype, name_of, torch_dtype
 from shoal.config.init import Init, Uniform
-from shoal.config.optimizers import Column, Optimizer, RowwiseAdagrad
+from shoal.config.optimizers import Optimizer, RowwiseAdagrad
+from shoal.config.policies import Policy
+from shoal.config.rows import SCORE, Column, RowFormat
 from shoal.config.tiers import Dram, Hbm, Ssd, Tier
 from shoal.errors import ConfigError
 
-Dtype = Literal["float32", "float16", "bfloat16"]
 TierT = TypeVar("TierT", Hbm, Dram, Ssd)
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_STATE_BYTES = 4
 
 
 @value
@@ -143,7 +141,19 @@ class Table:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row: its weights and its state."""
-        return self.dim * _DTYPES[self.dtype].itemsize + sum(column.width for column in self.columns) * _STATE_BYTES
+        return self.format.trained_bytes
+
+    @property
+    def format(self) -> RowFormat:
+        """What a row is made of."""
+        facts = tuple(column for policy in self.__dict__.get("_policies", ()) for column in policy.columns)
+        return RowFormat(self.dim, self.dtype, self.columns, (SCORE, *dict.fromkeys(facts)))
+
+    def with_policies(self, *policies: Policy) -> Self:
+        """This Table with policies, whose columns its rows have. For Shoal's own parts."""
+        kept = copy.copy(self)
+        settle(kept, _policies=policies)
+        return kept
 
 
 def _features(where: str, given: Any) -> tuple[Feature, ...]:
@@ -215,11 +225,11 @@ def _optimizer(where: str, given: object) -> Optimizer | None:
 def _init(where: str, given: object, dtype: str) -> Init:
     if not isinstance(given, Init):
         raise ConfigError(f"[{where}] init: wanted Uniform, Normal, Zeros or Constant; got {given!r}.")
-    if given.bound > torch.finfo(_DTYPES[dtype]).max:
+    if given.bound > torch.finfo(torch_dtype(dtype)).max:
         raise ConfigError(f"[{where}] init: wanted weights that are finite in {dtype}; got {given!r}.")
     return given
 
 
 def _dtype(where: str, given: object) -> str:
-    named = _DTYPE_NAMES.get(given, given) if isinstance(given, torch.dtype) else given
-    return choice(where, "dtype", named, tuple(_DTYPES))
+    named = name_of(given) if isinstance(given, torch.dtype) and given in TORCH_WEIGHTS else given
+    return choice(where, "dtype", named, WEIGHTS)

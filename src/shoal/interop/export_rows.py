@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,7 +166,7 @@ def checked_score(where: str, given: Any) -> float | None:
 
 def rows_each(layout: Layout) -> int:
     """Rows of a piece that is written or read at once: weights as float32, state, key and score."""
-    return max(_PIECE_BYTES // (4 * layout.dim + 4 * sum(column.width for column in layout.columns) + 16), 1)
+    return max(_PIECE_BYTES // replace(layout.format, dtype="float32").record_bytes, 1)
 
 
 def regrouped(pieces: Iterable[Rows], each: int) -> Iterator[Rows]:

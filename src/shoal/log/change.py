@@ -17,7 +17,7 @@ KEYS_EACH = 1 << 20  # that are deleted by one change
 
 def rows_in_block(layout: Layout) -> int:
     """Returns how many rows one change, or one block of a snapshot, holds at most."""
-    return max(BLOCK_BYTES // (layout.row_bytes + 16), 1)
+    return max(BLOCK_BYTES // layout.format.record_bytes, 1)
 
 
 @dataclass(frozen=True)

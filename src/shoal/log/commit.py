@@ -50,6 +50,7 @@ class TableCommit:
     step: updates of the table so far. rows: how many rows the table had. puts, deletes: how many this commit has.
     replaces: whether the rows that are not among the puts are gone.
     hyper: the optimizer's settings. optimizer: its name; "" for none, None where the commit does not say.
+    policies: what the table's policies remember, as JSON has it.
     """
 
     step: int
@@ -59,6 +60,7 @@ class TableCommit:
     replaces: bool = False
     hyper: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str | None = None
+    policies: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` takes."""
@@ -70,18 +72,20 @@ class TableCommit:
             "replaces": self.replaces,
             "hyper": {name: list(one) if isinstance(one, tuple) else one for name, one in self.hyper.items()},
             **({} if self.optimizer is None else {"optimizer": self.optimizer}),
+            **({"policies": dict(self.policies)} if self.policies else {}),
         }
 
     def to_frame(self, before: "TableCommit | None") -> dict[str, Any]:
         """Returns the same without zeros, and without what `before` says as well."""
         is_same = before is not None and (self.hyper, self.optimizer) == (before.hyper, before.optimizer)
-        left_out = ("hyper", "optimizer") if is_same else ()
+        left_out = {"hyper", "optimizer"} if is_same else set()
+        said = self.to_json()
+        if before is not None and self.policies == before.policies:
+            left_out.add("policies")
+        elif before is not None:
+            said["policies"] = dict(self.policies)
         counts = ("puts", "deletes", "replaces")
-        return {
-            name: value
-            for name, value in self.to_json().items()
-            if name not in left_out and (value or name not in counts)
-        }
+        return {name: value for name, value in said.items() if name not in left_out and (value or name not in counts)}
 
     @staticmethod
     def from_json(where: str, value: Any, before: "TableCommit | None" = None) -> "TableCommit":
@@ -101,11 +105,19 @@ class TableCommit:
             fields.flag("replaces") if "replaces" in has else False,
             hyper,
             optimizer,
+            _policies(fields, before),
         )
 
     def unchanged(self) -> "TableCommit":
         """Returns what the next commit says of the table if it does not change it."""
         return replace(self, puts=0, deletes=0, replaces=False) if self.puts or self.deletes or self.replaces else self
+
+
+def _policies(fields: Fields, before: TableCommit | None) -> Mapping[str, Any]:
+    """Returns what a table's policies remember: as in the commit before, where this one does not say."""
+    if "policies" in fields.value:
+        return fields.object("policies").value
+    return {} if before is None else before.policies
 
 
 def _hyper(fields: Fields) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def by_bucket(version: Version, layout: Layout, held_bytes: int = _HELD_BYTES) -
     """Yields the rows of a table in pieces, in the order of their buckets."""
     base, commits = version.base_of(layout.name)
     winners = Winners(layout.name, commits)
-    turns = min(max(-(-len(winners) * (layout.row_bytes + 16) // held_bytes), 1), layout.buckets)
+    turns = min(max(-(-len(winners) * layout.format.record_bytes // held_bytes), 1), layout.buckets)
     for turn in range(turns):
         first, end = (layout.buckets * at // turns for at in (turn, turn + 1))
         merged = _Changed(layout, winners, first, end)

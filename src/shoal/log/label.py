@@ -58,14 +58,12 @@ def _depth(value: Any, most: int) -> int:
     return 1 + (max((_depth(one, most - 1) for one in inner), default=0) if most >= 0 else 0)
 
 
-def checked_metadata(where: str, metadata: Any) -> dict[str, Any]:
-    """Returns the metadata that a user gave. Raises InputError where JSON does not keep it as it is."""
+def checked_metadata(where: str, metadata: Any, name: str = "metadata") -> dict[str, Any]:
+    """Returns what was given as `name`. Raises InputError where JSON does not keep it as it is."""
     if metadata is None:
         return {}
     if _depth(metadata, _MOST_DEPTH) > _MOST_DEPTH:
-        raise InputError(
-            f"[{where}] metadata: wanted a dict that is at most {_MOST_DEPTH} deep; got one that is deeper."
-        )
+        raise InputError(f"[{where}] {name}: wanted a dict that is at most {_MOST_DEPTH} deep; got one that is deeper.")
     try:
         text = json.dumps(metadata, allow_nan=False, ensure_ascii=False).encode()
         same = isinstance(metadata, dict) and json.loads(text) == metadata
@@ -73,7 +71,7 @@ def checked_metadata(where: str, metadata: Any) -> dict[str, Any]:
         same = False
     if not same:
         raise InputError(
-            f"[{where}] metadata: wanted a dict of what JSON has, with str keys; got {excerpt(metadata)}. Turn other "
+            f"[{where}] {name}: wanted a dict of what JSON has, with str keys; got {excerpt(metadata)}. Turn other "
             f"values into str, numbers or lists."
         )
     return dict(metadata)

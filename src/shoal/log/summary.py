@@ -133,7 +133,7 @@ def _summarize(files: Files, commits: int, scores: bool, progress: Callable[[int
             damages.append(str(error))
             is_read = False
         bars = tuple(histogram.bars()) if is_read else None
-        size = said.rows * (layout.row_bytes + 16)
+        size = said.rows * layout.format.record_bytes
         tables.append(TableSummary(layout, said.rows, size, said.step, bars))
     shown = {one.commit.version: one.commit for one in snapshots} | {one.version: one for one in found}
     last = sorted(shown, reverse=True)[:commits]

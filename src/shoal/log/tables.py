@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 from shoal.config.trained import trained_otherwise
 from shoal.errors import CheckpointError, ConfigError, DeviceError, InputError, StorageError
 from shoal.log.commit import MOST_STEPS, TableCommit
+from shoal.log.label import checked_metadata
 from shoal.records import Layout, layout_of
 from shoal.table import Group, collections_in
 from shoal.table.changes import Mark
@@ -54,7 +56,8 @@ class LoggedTable:
             name: tuple(map(float, value)) if isinstance(value, tuple) else float(value)
             for name, value in table.optimizer_hyper.items()
         }
-        return TableCommit(table.step, len(table), puts, deletes, replaces, hyper, self.optimizer)
+        policies = deepcopy(checked_metadata(f"table {self.name!r}", table.policy_state, "what its policies remember"))
+        return TableCommit(table.step, len(table), puts, deletes, replaces, hyper, self.optimizer, policies)
 
     @property
     def optimizer(self) -> str:
@@ -74,6 +77,7 @@ class LoggedTable:
     def remember(self, memory: TableCommit) -> None:
         """Sets what the table remembers besides its rows. Settings that its optimizer does not have are left out."""
         self.table.step = memory.step
+        self.table.policy_state = deepcopy(dict(memory.policies))
         self.group.settings_may_change = True
         for name, value in self.settings_of(memory).items():
             self.table.optimizer_hyper[name] = value

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shoal import torch_private
 from shoal.config import Table, format_size, parse_size
 from shoal.config.checked import flag, integer
+from shoal.config.dtypes import TORCH_WEIGHTS
 from shoal.errors import (
     ConfigError,
     DeviceError,
@@ -86,7 +87,7 @@ class Collection(nn.Module):
         self._given = tuple(tables)  # TorchRec's models read their own configs again
         self._without_optimizer = defaults.without_optimizer(tables)
         seed = integer(where, "seed", seed, low=-(2**63), high=2**64 - 1)
-        if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        if output_dtype not in TORCH_WEIGHTS:
             raise ConfigError(f"[{where}] output_dtype must be float32, float16 or bfloat16; got {output_dtype}.")
         self._output_dtype = output_dtype
         self._strict_features = flag(where, "strict_features", strict_features)

@@ -55,7 +55,13 @@ def whole_tensor(given: Any) -> Tensor | None:
 
 
 def save_content(content: TableContent, prefix: str, destination: dict[str, Any]) -> None:
-    """Put a table's entries into a state dict."""
+    """Put a table's entries into a state dict. Raises StateDictError where it has more than the entries can hold."""
+    if content.facts or content.policy_state:
+        raise StateDictError(
+            f"[{prefix}weight] a state dict holds weights, optimizer state, score and step; the table's policies keep "
+            f"the columns {list(content.facts)} and the values {list(content.policy_state)} too. Such a table has no "
+            f"state dict yet."
+        )
     destination[prefix + "weight"] = content.weights
     destination[prefix + "weight_id"] = content.keys[:, None]
     for name, values in content.state.items():

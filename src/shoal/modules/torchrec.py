@@ -8,18 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
-from typing import Any, Literal
+from typing import Any
 
 from torch.nn import init
 
 from shoal.config import Constant, Init, Normal, Optimizer, Table, Tier, Uniform, Zeros
+from shoal.config.dtypes import WEIGHTS, number_type
 from shoal.errors import ConfigError
 
-_DTYPES: dict[str, Literal["float32", "float16", "bfloat16"]] = {
-    "FP32": "float32",
-    "FP16": "float16",
-    "BF16": "bfloat16",
-}
+_DTYPES = {number_type(name).torchrec: name for name in WEIGHTS}
 _INITS: dict[Any, Callable[..., Init]] = {
     init.uniform_: lambda a=0.0, b=1.0: Uniform(a, b),
     init.normal_: lambda mean=0.0, std=1.0: Normal(mean, std),
@@ -71,7 +68,7 @@ def table_of(config: Any, **overrides: Any) -> Table:
         dtype = getattr(getattr(config, "data_type", None), "value", "FP32")
         if dtype not in _DTYPES:
             raise ConfigError(
-                f"[{where}] data_type must be one of {', '.join(_DTYPES)}; got {dtype}. Or name one of ours: "
+                f"[{where}] data_type must be one of {', '.join(map(str, _DTYPES))}; got {dtype}. Or name one of ours: "
                 f"table_of(config, dtype='float32')."
             )
         settings["dtype"] = _DTYPES[dtype]

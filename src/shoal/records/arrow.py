@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from shoal.config.dtypes import number_type
 from shoal.errors import InputError, StorageError
 from shoal.records.excerpt import sentence
 from shoal.records.finite import first_not_finite
@@ -23,7 +24,6 @@ from shoal.records.ipc import ARROW_ERRORS, require_schema
 from shoal.records.layout import Layout
 from shoal.records.rows import Rows
 
-_VALUES = {"float32": pa.float32(), "float16": pa.float16(), "bfloat16": pa.uint16()}
 _KEY = pa.field("key", pa.int64(), nullable=False)
 _SCORE = pa.field("score", pa.float64(), nullable=False)
 
@@ -31,12 +31,17 @@ _SCORE = pa.field("score", pa.float64(), nullable=False)
 def arrow_schema(layout: Layout, with_state: bool = True) -> pa.Schema:
     """Returns the schema of a batch of rows; without state and score, as serving has it, if `with_state` is False."""
     metadata = {"shoal.dtype": "bfloat16"} if layout.dtype == "bfloat16" else None
-    fields = [_KEY, pa.field("row", _list_of(_VALUES[layout.dtype], layout.dim), nullable=False, metadata=metadata)]
+    fields = [_KEY, pa.field("row", _list_of(_values(layout.dtype), layout.dim), nullable=False, metadata=metadata)]
     if with_state:
         for name, width, _ in layout.columns:
             fields.append(pa.field(f"state.{name}", _list_of(pa.float32(), width), nullable=False))
         fields.append(_SCORE)
     return pa.schema(fields, metadata=_table_metadata(layout))
+
+
+def _values(dtype: str) -> pa.DataType:
+    """The Arrow type of weights."""
+    return pa.type_for_alias(number_type(dtype).arrow)
 
 
 def keys_schema(layout: Layout) -> pa.Schema:
@@ -52,7 +57,7 @@ def to_arrow(rows: Rows, layout: Layout) -> pa.RecordBatch:
     weights = _checked(rows.weights, "weights", layout.torch_dtype, (count, layout.dim), where)
     arrays = [
         _flat_array(rows.keys, pa.int64()),
-        _list_array(weights, _VALUES[layout.dtype]),
+        _list_array(weights, _values(layout.dtype)),
     ]
     if rows.scores is not None:
         names = [column.name for column in layout.columns]

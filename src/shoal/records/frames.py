@@ -31,6 +31,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from shoal import _native
+from shoal.config.rows import KEY_BYTES
 from shoal.errors import InputError, StorageError
 from shoal.records import ipc, strict_json
 from shoal.records.arrow import arrow_schema, from_arrow, keys_from_arrow, keys_schema, keys_to_arrow, to_arrow
@@ -50,7 +51,6 @@ _MOST_DEFLATED = 4096
 _RAW_DEFLATE = -15  # as zlib calls a stream without header and checksum
 _HEADER = struct.Struct("<4sHHIIQQQQ12s")
 _CRC = struct.Struct("<I")
-_KEY_BYTES = _SCORE_BYTES = 8
 _END_OF_TEXT = b"\0"  # a byte that JSON never has
 # Bytes of a payload besides its values: Arrow's messages, and the padding of each column.
 _MESSAGE_BYTES = 1 << 16
@@ -152,8 +152,8 @@ class FrameHeader:
         if is_commit and (self.rows or self.inflated_bytes):
             what, got = ("rows", self.rows) if self.rows else ("inflated_bytes", self.inflated_bytes)
             return f"{what}: wanted 0 in a commit; got {got}"
-        if self.rows * _KEY_BYTES > self.content_bytes:
-            return f"rows: wanted keys of {_KEY_BYTES} bytes in {self.content_bytes} bytes; got {self.rows} rows"
+        if self.rows * KEY_BYTES > self.content_bytes:
+            return f"rows: wanted keys of {KEY_BYTES} bytes in {self.content_bytes} bytes; got {self.rows} rows"
         return None
 
 
@@ -212,7 +212,7 @@ def binary_of(payload: Buffer) -> bytes:
 def most_bytes(layout: Layout, rows: int) -> int:
     """Returns the most bytes that so many rows, with state, take as Arrow's messages."""
     names = sum(len(name.encode()) for name in (layout.name, *(column.name for column in layout.columns)))
-    values = rows * (_KEY_BYTES + layout.row_bytes + _SCORE_BYTES)
+    values = rows * layout.format.record_bytes
     return values + _MESSAGE_BYTES + _COLUMN_BYTES * len(layout.columns) + 2 * names
 
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shoal.config import Table
+from shoal.config import Column, RowFormat, Table
 from shoal.config.checked import choice, integer, label, number, settle, value
+from shoal.config.dtypes import WEIGHTS, torch_dtype
 from shoal.errors import ConfigError, StorageError
 from shoal.records.excerpt import excerpt
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SEED_MAX = 2**64 - 1
 
 
@@ -46,7 +46,7 @@ class Layout:
         settle(
             self,
             dim=integer(where, "dim", self.dim, low=1),
-            dtype=choice(where, "dtype", self.dtype, tuple(_DTYPES)),
+            dtype=choice(where, "dtype", self.dtype, WEIGHTS),
             columns=_columns(where, self.columns),
             buckets=integer(where, "buckets", self.buckets, low=1),
             seed=integer(where, "seed", self.seed, low=0, high=_SEED_MAX),
@@ -55,12 +55,17 @@ class Layout:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The type of the weights."""
-        return _DTYPES[self.dtype]
+        return torch_dtype(self.dtype)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's weights and state."""
-        return self.dim * self.torch_dtype.itemsize + 4 * sum(column.width for column in self.columns)
+        return self.format.trained_bytes
+
+    @property
+    def format(self) -> RowFormat:
+        """What a row is made of."""
+        return RowFormat(self.dim, self.dtype, tuple(Column(*column) for column in self.columns))
 
     def weights_only(self) -> "Layout":
         """Returns the same without state, as serving has it."""
@@ -102,7 +107,14 @@ class Layout:
 
 
 def layout_of(config: Table, seed: int) -> Layout:
-    """Returns the layout of a table in a collection with that seed."""
+    """Returns the layout of a table in a collection with that seed. Raises ConfigError where its rows have columns for
+    which files have no place."""
+    if others := config.format.other_facts:
+        raise ConfigError(
+            f"[table {config.name!r}] files hold a row's weights, optimizer state and score; the table's policies "
+            f"keep the columns {[column.name for column in others]} too. Such a table cannot be saved, committed or "
+            f"exported yet."
+        )
     columns = tuple(StateColumn(column.name, column.width, column.initial) for column in config.columns)
     return Layout(config.name, config.dim, config.dtype, columns, config.buckets, seed % 2**64)
 

@@ -19,6 +19,7 @@ class Rows:
     weights: Tensor  # [n, dim] in the layout's dtype
     state: Mapping[str, Tensor] = field(default_factory=dict)  # float32 [n, width] by column
     scores: Tensor | None = None  # float64 [n]; None in serving records, which have no state either
+    facts: Mapping[str, Tensor] = field(default_factory=dict)  # [n, width] by column: those of policies
 
     def __len__(self) -> int:
         return self.keys.shape[0]
@@ -30,6 +31,7 @@ class Rows:
             self.weights[which],
             {name: column[which] for name, column in self.state.items()},
             None if self.scores is None else self.scores[which],
+            {name: column[which] for name, column in self.facts.items()},
         )
 
 
@@ -41,4 +43,5 @@ def join(pieces: Sequence[Rows]) -> Rows:
         torch.cat([rows.weights for rows in pieces]),
         {name: torch.cat([rows.state[name] for rows in pieces]) for name in pieces[0].state},
         torch.cat(scores) if scores else None,
+        {name: torch.cat([rows.facts[name] for rows in pieces]) for name in pieces[0].facts},
     )

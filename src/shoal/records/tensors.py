@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from shoal.config.dtypes import NUMBER_TYPES
 from shoal.errors import InputError, StorageError
 from shoal.records import strict_json
 from shoal.records.excerpt import excerpt
@@ -27,28 +28,8 @@ Buffer = bytes | bytearray | memoryview
 METADATA = "__metadata__"
 
 # By the names of the format. It also has types of less than a byte, which torch has only in pairs.
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_DTYPES = {one.safetensors: one.torch for one in NUMBER_TYPES}
+_NAMES = {one.torch: one.safetensors for one in NUMBER_TYPES}
 _WHERE = "tensors"
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8

@@ -1,38 +1,41 @@
-"""Rows in host memory: weights, state columns and score, by slot."""
+"""Rows in host memory by slot: weights, and the columns of their format."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Column, get_num_threads
+from shoal.config import Column, RowFormat, get_num_threads
+from shoal.config.dtypes import torch_dtype
+from shoal.config.rows import SCORE
 from shoal.storage.packed import PackedRows, empty_packed
 
-_DTYPES = {
-    "float32": _native.Dtype.float32,
-    "float16": _native.Dtype.float16,
-    "bfloat16": _native.Dtype.bfloat16,
-}
+_NO_SCORE = torch.tensor([torch.nan], dtype=torch.float64, device="cpu")
+_NO_STATE = torch.empty(0, dtype=torch.float32, device="cpu")
+
+
+def native_dtype(name: str) -> _native.Dtype:
+    """The type of weights, as the core takes it."""
+    dtype: _native.Dtype = getattr(_native.Dtype, name)
+    return dtype
+
+
+def _first(column: Column) -> Tensor:
+    """The values that a row has in a column when it is born, [width]."""
+    return torch.full((column.width,), column.initial, dtype=torch_dtype(column.dtype), device="cpu")
 
 
 class DramStorage:
-    """Rows of one table in slabs of host memory. Growing moves no row; `compact` does, when asked."""
+    """Rows of one table in slabs of host memory. Growing moves no row; compaction does."""
 
-    def __init__(self, dim: int, dtype: str, columns: Sequence[Column]) -> None:
-        self.dim = dim
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self.columns = tuple(columns)
-        self.packed = PackedRows(dim, dtype, columns)
-        self._at: dict[str, int] = {}
-        width = 0
-        for column in columns:
-            self._at[column.name] = width
-            width += column.width
-        self.first_state = torch.tensor(
-            [column.initial for column in columns for _ in range(column.width)], dtype=torch.float32, device="cpu"
-        )
-        self.native = _native.DramStore(dim, _DTYPES[dtype], width)
+    def __init__(self, format: RowFormat) -> None:
+        self.format = format
+        self.packed = PackedRows(format)
+        self._first = {column.name: _first(column) for column in format.columns}
+        self.first_state = torch.cat([_NO_STATE, *(self._first[column.name] for column in format.state)])
+        first_facts = b"".join(self._first[column.name].numpy().tobytes() for column in format.other_facts)
+        self.native = _native.DramStore(format.dim, native_dtype(format.dtype), format.state_floats, first_facts)
 
     @property
     def rows(self) -> _native.Rows:
@@ -64,7 +67,7 @@ class DramStorage:
 
     def read(self, slots: Tensor, missing: _native.Init, keys: Tensor) -> Tensor:
         """Weights as float32 [n, dim]; a key whose slot is -1 reads as `missing` makes it."""
-        out = torch.empty(len(slots), self.dim, dtype=torch.float32, device="cpu")
+        out = torch.empty(len(slots), self.format.dim, dtype=torch.float32, device="cpu")
         _native.read_weights(self.rows, missing, keys, slots, out, get_num_threads())
         return out
 
@@ -72,57 +75,62 @@ class DramStorage:
         """Weights from float32 [n, dim]; of a slot that comes twice, the last wins."""
         _native.write_weights(self.rows, slots, weights)
 
-    def read_state(self, column: Column, slots: Tensor) -> Tensor:
-        """A state column, [n, width]; -1 reads as a row is born."""
-        out = torch.empty(len(slots), column.width, dtype=torch.float32, device="cpu")
-        first = torch.full((column.width,), column.initial, dtype=torch.float32, device="cpu")
-        _native.read_state(self.rows, slots, self._at[column.name], first, out)
-        return out
+    def read_column(self, column: Column, slots: Tensor) -> Tensor:
+        """A column in its type, [n, width]; -1 reads as a row is born."""
+        return self._read(column, slots, self._first[column.name])
 
-    def write_state(self, column: Column, slots: Tensor, values: Tensor) -> None:
-        """A state column from float32 [n, width]."""
-        _native.write_state(self.rows, slots, self._at[column.name], values)
+    def write_column(self, column: Column, slots: Tensor, values: Tensor) -> None:
+        """A column from values of its type, [n, width]."""
+        if values.dtype != torch_dtype(column.dtype) or values.shape != (len(slots), column.width):
+            raise ValueError(f"{column} takes [{len(slots)}, {column.width}]; got {values.dtype} {list(values.shape)}")
+        at = self.format.tail_at[column]
+        _native.write_column(self.rows, slots, at, values.contiguous().view(torch.uint8))
+
+    def _read(self, column: Column, slots: Tensor, missing: Tensor) -> Tensor:
+        out = torch.empty(len(slots), column.width, dtype=torch_dtype(column.dtype), device="cpu")
+        at = self.format.tail_at[column]
+        _native.read_column(self.rows, slots, at, missing.view(torch.uint8), out.view(torch.uint8))
+        return out
 
     def read_scores(self, slots: Tensor) -> Tensor:
         """Scores, float64 [n]; -1 reads as NaN."""
-        out = torch.empty(len(slots), dtype=torch.float64, device="cpu")
-        _native.read_scores(self.rows, slots, out)
-        return out
+        return self._read(SCORE, slots, _NO_SCORE)[:, 0]
 
     def write_scores(self, slots: Tensor, scores: Tensor) -> None:
         """Scores from float64 [n]."""
-        _native.write_scores(self.rows, slots, scores)
+        self.write_column(SCORE, slots, scores[:, None])
 
     # ---- whole rows in columns, as they leave the process
 
-    def export(self, slots: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Weights [n, dim] in their own dtype, state columns and scores of slots."""
-        n = len(slots)
-        weights = torch.empty(n, self.dim, dtype=self._dtype, device="cpu")
-        state = {
-            column.name: torch.empty(n, column.width, dtype=torch.float32, device="cpu") for column in self.columns
+    def export(self, slots: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Weights [n, dim] in their own dtype, state columns, scores and other facts of slots."""
+        n, format = len(slots), self.format
+        weights = torch.empty(n, format.dim, dtype=torch_dtype(format.dtype), device="cpu")
+        columns = {
+            column.name: torch.empty(n, column.width, dtype=torch_dtype(column.dtype), device="cpu")
+            for column in format.columns
         }
-        scores = torch.empty(n, dtype=torch.float64, device="cpu")
-        _native.export_rows(self.rows, slots, weights.data_ptr(), self._addresses(state), scores, get_num_threads())
-        return weights, state, scores
+        _native.export_rows(self.rows, slots, weights.data_ptr(), self._addresses(columns), get_num_threads())
+        state = {column.name: columns[column.name] for column in format.state}
+        facts = {column.name: columns[column.name] for column in format.other_facts}
+        return weights, state, columns[SCORE.name][:, 0], facts
 
     def put(
         self,
         slots: Tensor,
         weights: Tensor,
-        state: Mapping[str, Tensor],
-        scores: Tensor | None,
+        columns: Mapping[str, Tensor],
         score: float,
         clock: int,
         changed: bool,
     ) -> None:
-        """Whole rows from columns of their own dtypes; state that is not given is as at birth, and so is the score."""
+        """Write whole rows from weights and columns of their own types. Columns that are not given are as at birth, the
+        score as `score`."""
         _native.import_rows(
             self.rows,
             slots,
             weights.data_ptr(),
-            self._addresses(state),
-            scores,
+            self._addresses(columns),
             self.first_state,
             score,
             clock,
@@ -130,11 +138,12 @@ class DramStorage:
             get_num_threads(),
         )
 
-    def _addresses(self, state: Mapping[str, Tensor]) -> list[tuple[int, int, int]]:
+    def _addresses(self, columns: Mapping[str, Tensor]) -> list[tuple[int, int, int]]:
+        """Memory, place in the tail and bytes of a row for each of these columns that the format has."""
         return [
-            (state[column.name].data_ptr(), self._at[column.name], column.width)
-            for column in self.columns
-            if column.name in state
+            (columns[column.name].data_ptr(), self.format.tail_at[column], column.bytes)
+            for column in self.format.columns
+            if column.name in columns
         ]
 
     def is_changed(self, slots: Tensor) -> Tensor:
@@ -144,16 +153,16 @@ class DramStorage:
         return out
 
     def keep_keys(self, index: _native.Index) -> None:
-        """Know whose each slot is, 8 bytes a row, and that none has changed. `index`: of the rows that are there."""
+        """Keep the key of every slot, 8 bytes a row, and take all rows as unchanged. `index`: of the rows."""
         self.native.keep_keys()
         _native.begin_tracking(index, self.rows, get_num_threads())
 
     def forget_keys(self) -> None:
-        """Do so no longer."""
+        """Keep no keys any longer."""
         self.native.forget_keys()
 
     def name(self, slots: Tensor, keys: Tensor) -> None:
-        """Say whose slots are, if that is kept."""
+        """Keep the keys of slots, if keys are kept."""
         self.native.name(slots, keys)
 
     def changed_keys(self, slots: Tensor) -> Tensor:
@@ -161,10 +170,10 @@ class DramStorage:
         return _native.changed_keys(self.rows, slots)
 
     def clear_changed(self, slots: Tensor) -> None:
-        """Forget that rows changed: no reader needs to hear it again."""
+        """Clear the rows' changed flags: every cursor has their keys."""
         _native.clear_changed(self.rows, slots)
 
-    # ---- whole rows, as they are below memory: weights, state, score
+    # ---- whole rows as bytes, as they are below memory
 
     def pack(self, slots: Tensor) -> Tensor:
         """Whole rows, uint8 [n, packed.bytes]."""

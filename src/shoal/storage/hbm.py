@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.config import Column
-from shoal.errors import CapacityError
+from shoal.config import Column, RowFormat
+from shoal.config.dtypes import torch_dtype
+from shoal.errors import CapacityError, ConfigError
 from shoal.ops.launch import blocks, power_of_two
 from shoal.storage import kernels
 from shoal.storage.packed import PackedRows
 from shoal.storage.pinned import pinned_bytes
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _UNIT = 16  # bytes: rows begin at multiples of it, for wide loads
 _MOST_SLOTS = 2**31
 _WEIGHTS, _TAILS = 0, 1
@@ -36,30 +36,50 @@ def _units(size: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a row is made of.
+    """Where the parts of a row lie in device memory.
 
     whole: a row's tail comes right after its weights, not after the weights of all rows. Lookups, which read weights
     alone, are then a little slower; but a row that crosses the bus is one access to host memory, which costs most.
     """
 
-    dim: int
-    dtype: str
-    columns: tuple[Column, ...]
+    format: RowFormat
     whole: bool = False
+
+    def __post_init__(self) -> None:
+        if others := [column.name for column in self.format.other_facts]:
+            raise ConfigError(
+                f"[device] rows in device memory hold weights, optimizer state and score; got the columns {others} of "
+                f"policies too. Only tables in host memory have these yet."
+            )
+
+    @property
+    def dim(self) -> int:
+        """Weights of a row."""
+        return self.format.dim
+
+    @property
+    def dtype(self) -> str:
+        """The name of the weights' type."""
+        return self.format.dtype
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The optimizer's columns."""
+        return self.format.state
 
     @property
     def weight_type(self) -> torch.dtype:
         """The type of the weights."""
-        return _DTYPES[self.dtype]
+        return torch_dtype(self.format.dtype)
 
     @property
     def weight_units(self) -> int:
         """Units of 16 bytes that a row's weights take."""
-        return _units(self.dim * self.weight_type.itemsize)
+        return _units(self.format.weight_bytes)
 
     @property
     def _tail_units(self) -> int:
-        return _units(4 * (self.state_floats + 3))
+        return _units(self.format.tail_bytes)
 
     @property
     def row_units(self) -> int:
@@ -75,7 +95,7 @@ class Layout:
     @property
     def state_floats(self) -> int:
         """Floats of state."""
-        return sum(column.width for column in self.columns)
+        return self.format.state_floats
 
     @property
     def tail_stride(self) -> int:
@@ -99,12 +119,7 @@ class Layout:
 
     def state_at(self, name: str) -> int:
         """The first word of a state column in the tail."""
-        at = 0
-        for column in self.columns:
-            if column.name == name:
-                break
-            at += column.width
-        return at
+        return self.format.tail_at[self.format.column(name)] // 4
 
 
 class _Family:
@@ -113,7 +128,7 @@ class _Family:
     def __init__(self, layout: Layout, below: bool, device: torch.device) -> None:
         self.layout = layout
         self.below = below  # whether its rows are in host memory
-        self.packed = PackedRows(layout.dim, layout.dtype, layout.columns)
+        self.packed = PackedRows(layout.format)
         self.first_state = torch.tensor(
             [column.initial for column in layout.columns for _ in range(column.width)] or [0.0],
             dtype=torch.float32,
@@ -302,7 +317,7 @@ class HbmStorage:
     def pack(self, family: int, slots: Tensor) -> Tensor:
         """Whole rows as they are below all memory, uint8 [n, packed.bytes]."""
         held = self.families[family]
-        layout, packed = held.layout, held.packed
+        layout, packed = held.layout, held.packed.format
         weights = self._move(slots, None, 4 * layout.weight_units, _WEIGHTS, 0, layout.weight_stride)
         parts = [weights.view(torch.uint8)[:, : packed.weight_bytes]]
         if layout.state_floats:
@@ -314,7 +329,7 @@ class HbmStorage:
     def unpack(self, family: int, slots: Tensor, rows: Tensor) -> None:
         """Put whole rows at slots, each once, where they differ from nothing below."""
         held = self.families[family]
-        layout, packed = held.layout, held.packed
+        layout, packed = held.layout, held.packed.format
         weights = torch.zeros(len(slots), _UNIT * layout.weight_units, dtype=torch.uint8, device=slots.device)
         weights[:, : packed.weight_bytes] = rows[:, : packed.weight_bytes]
         self._move(slots, weights.view(torch.int32), 4 * layout.weight_units, _WEIGHTS, 0, layout.weight_stride)

@@ -1,14 +1,13 @@
-"""Whole rows as they are below memory, on any tier and device: weights, state columns, score."""
-
-from collections.abc import Sequence
+"""Whole rows as bytes, as they are below memory, on any tier and device."""
 
 import torch
 from torch import Tensor
 
 from shoal import _native
-from shoal.config import Column
+from shoal.config import Column, RowFormat
+from shoal.config.dtypes import torch_dtype
+from shoal.config.rows import SCORE
 
-_SCORE_BYTES = 8
 # Rows on their way that take more are mapped, and go back to the system as soon as they are released. The heap would
 # keep the memory that each thread freed: with eight batches of 20,000 keys ahead, 140 MiB outside of any budget.
 _MAPPED_BYTES = 1 << 18
@@ -23,36 +22,30 @@ def empty_packed(n: int, row_bytes: int) -> Tensor:
 
 
 class PackedRows:
-    """What the bytes of a packed row are."""
+    """Reads and writes the parts of packed rows of one format, uint8 [n, format.packed_bytes]."""
 
-    def __init__(self, dim: int, dtype: str, columns: Sequence[Column]) -> None:
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self.weight_bytes = dim * self._dtype.itemsize
-        self._begins: dict[str, int] = {}
-        at = self.weight_bytes
-        for column in columns:
-            self._begins[column.name] = at
-            at += 4 * column.width
-        self.state_bytes = at - self.weight_bytes
-        self.bytes = at + _SCORE_BYTES
+    def __init__(self, format: RowFormat) -> None:
+        self.format = format
+        self.bytes = format.packed_bytes
+        self._weights = torch_dtype(format.dtype)
 
     def weights(self, packed: Tensor) -> Tensor:
         """Weights as float32 [n, dim]."""
-        return self._cut(packed, 0, self.weight_bytes).view(self._dtype).to(torch.float32)
+        return self._cut(packed, 0, self.format.weight_bytes).view(self._weights).to(torch.float32)
 
-    def state(self, column: Column, packed: Tensor) -> Tensor:
-        """A state column, float32 [n, width]."""
-        return self._cut(packed, self._begins[column.name], 4 * column.width).view(torch.float32)
+    def column(self, column: Column, packed: Tensor) -> Tensor:
+        """A column in its type, [n, width]."""
+        return self._cut(packed, self.format.packed_at[column], column.bytes).view(torch_dtype(column.dtype))
 
     def scores(self, packed: Tensor) -> Tensor:
         """Scores, float64 [n]."""
-        return self._cut(packed, self.bytes - _SCORE_BYTES, _SCORE_BYTES).view(torch.float64)[:, 0]
+        return self.column(SCORE, packed)[:, 0]
 
     def set_scores(self, packed: Tensor, score: float) -> None:
         """Give all of them one score."""
-        packed[:, self.bytes - _SCORE_BYTES :] = torch.tensor([score], dtype=torch.float64, device="cpu").view(
-            torch.uint8
-        )
+        begin = self.format.packed_at[SCORE]
+        bytes_ = torch.tensor([score], dtype=torch.float64, device="cpu").view(torch.uint8)
+        packed[:, begin : begin + SCORE.bytes] = bytes_
 
     @staticmethod
     def _cut(packed: Tensor, first: int, size: int) -> Tensor:

@@ -1,7 +1,8 @@
 """What a table holds, as tensors: what state_dict and deepcopy move."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -17,8 +18,10 @@ class TableContent:
     state: Mapping[str, Tensor]  # float32 [n, width] by column; one that is not there is as at birth
     scores: Tensor  # float64 [n]
     step: int
+    facts: Mapping[str, Tensor] = field(default_factory=dict)  # [n, width] by column: those beside the score
+    policy_state: Mapping[str, Any] = field(default_factory=dict)
 
 
 def content_bytes(config: Table, rows: int) -> int:
     """Bytes of the content of a table with that many rows."""
-    return rows * (config.row_bytes + 16)
+    return rows * config.format.record_bytes

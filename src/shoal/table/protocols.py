@@ -59,10 +59,11 @@ class Target(Protocol):
 
 
 class Trained(Protocol):
-    """A table's settings and its optimizer's, and how many backwards were applied to it."""
+    """A table's settings and its optimizer's, what its policies remember, and how many backwards were applied to it."""
 
     config: Table
     optimizer_hyper: MutableMapping[str, Any]
+    policy_state: dict[str, Any]
     step: int
 
 

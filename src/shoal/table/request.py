@@ -6,11 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.config.dtypes import TORCH_WEIGHTS
 from shoal.errors import DeviceError, InputError
 from shoal.ops.hash_ids import hint_for
 
 _INTEGERS = (torch.int32, torch.int64)
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
 
 # These are named tuples and not dataclasses: a frozen dataclass takes three times as long to make, a microsecond in
 # every lookup.
@@ -92,7 +93,7 @@ class Request(NamedTuple):
 
     def check(self, where: str, device: torch.device) -> None:
         """Raise DeviceError or InputError where no group on that device can answer."""
-        if self.dtype not in _FLOATS:
+        if self.dtype not in TORCH_WEIGHTS:
             raise InputError(f"[{where}] outputs are float32, float16 or bfloat16; got {self.dtype}.")
         self.batch.check(where, device)
 

@@ -7,12 +7,9 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import get_num_threads
+from shoal.config.dtypes import WEIGHTS, torch_dtype
 
-_DTYPES = {
-    torch.float32: _native.Dtype.float32,
-    torch.float16: _native.Dtype.float16,
-    torch.bfloat16: _native.Dtype.bfloat16,
-}
+_DTYPES: dict[torch.dtype, _native.Dtype] = {torch_dtype(name): getattr(_native.Dtype, name) for name in WEIGHTS}
 # Below this a fresh tensor's page faults cost less than asking for a kept buffer.
 _KEPT_FROM_BYTES = 1 << 20
 

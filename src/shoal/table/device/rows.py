@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal import _native
 from shoal.config import Constant, Normal, Table, Uniform, Zeros
+from shoal.config.dtypes import WEIGHTS
 from shoal.index.arguments import Batch, Finding, FoundLists, Lost, Tiering
 from shoal.index.device import DeviceIndex, finding_grids
 from shoal.ops.arguments import I32, Int, Pointer, Variable, lengths, variables
@@ -32,11 +33,7 @@ from shoal.table.device.room import DeviceRoom, budget_above, budget_of, has_sto
 from shoal.table.device.stamps import NO_BATCH, Stamps
 
 _KINDS = {Zeros: first_row_kernels.ZEROS, Constant: first_row_kernels.CONSTANT, Uniform: first_row_kernels.UNIFORM}
-TRITON_TYPES = {
-    "float32": triton.language.float32,
-    "float16": triton.language.float16,
-    "bfloat16": triton.language.bfloat16,
-}
+TRITON_TYPES: dict[str, Any] = {name: getattr(triton.language, name) for name in WEIGHTS}
 _BIRTH_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
@@ -82,7 +79,7 @@ class DeviceRows(DeviceRoom):
         families: list[int] = []
         kinds: list[Any] = []
         for config in configs:
-            layout = Layout(config.dim, config.dtype, config.columns, whole=is_tiered(config))
+            layout = Layout(config.format, whole=is_tiered(config))
             # Tables with a budget are apart: once their family has all the slots it may, it needs no more.
             duplicates = getattr(config.optimizer, "duplicates", None)
             kind = (layout, type(config.optimizer), duplicates, budget_of(config) is not None, is_tiered(config))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class DeviceTable:
         self.config = rows.configs[number]
         self.counters = Counters()
         self.backwards = 0
+        self.policy_state: dict[str, Any] = {}  # what its policies remember, of what JSON has
         self.optimizer_hyper: MutableMapping[str, Any] = {}
         if self.config.optimizer is not None:
             self.optimizer_hyper = self.config.optimizer.hyper()
@@ -115,7 +117,7 @@ class DeviceTable:
         state = {column.name: self._read_state(column, slots) for column in self.config.columns}
         if state and (absent := self._absent(keys, slots)):
             for column in self.config.columns:
-                state[column.name][absent[0]] = self._packed.state(column, absent[1])
+                state[column.name][absent[0]] = self._packed.column(column, absent[1])
         return state
 
     def _read_state(self, column: Column, slots: Tensor) -> Tensor:
@@ -227,13 +229,16 @@ class DeviceTable:
         """All that the table holds now."""
         keys = self.keys()
         weights = self.lookup(keys).to(getattr(torch, self.config.dtype))
-        return TableContent(keys, weights, self.state(keys), self.scores(keys), self.step)
+        return TableContent(
+            keys, weights, self.state(keys), self.scores(keys), self.step, policy_state=dict(self.policy_state)
+        )
 
     def fill(self, content: TableContent) -> None:
         """Set rows and step to that content. REQUIRES: the table is empty."""
         with self.filling():
             self.put(Rows(content.keys, content.weights, content.state, content.scores))
             self.step = content.step
+            self.policy_state = deepcopy(dict(content.policy_state))
 
     # ---- rows that leave the process, and come to it
 

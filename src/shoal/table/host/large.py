@@ -36,8 +36,7 @@ class Area:
     """Some whole rows of a table, outside of its memory."""
 
     def __init__(self, table: "HostTable", rows: int) -> None:
-        config = table.config
-        self.storage = DramStorage(config.dim, config.dtype, config.columns)
+        self.storage = DramStorage(table.config.format)
         self.storage.reserve(rows)
         self._slots = self.storage.take(rows)
 
@@ -171,11 +170,11 @@ def touch(tables: "Sequence[HostTable]", batch: "Forward", large: Large) -> None
             if not bool(found.any()):
                 continue
             some, rows = some[found], rows[found]
-            layout = table.storage.packed
-            older = layout.scores(rows) < score
+            packed = table.storage.packed
+            older = packed.scores(rows) < score
             if bool(older.any()):
                 some, rows = some[older], rows[older]
-                layout.set_scores(rows, score)
+                packed.set_scores(rows, score)
                 table.changes.add(some)
                 table.write_below(some, rows)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal import _native
+from shoal.config import RowFormat
 from shoal.index import NO_SLOT, HostIndex
 from shoal.ops.pool import bags_of, pool
 from shoal.ops.update import weight_gradients
@@ -81,7 +82,7 @@ class _Area:
     """Some float32 rows, numbered from 0 on, as a table that kernels pool. The last is for the sum of a large bag."""
 
     def __init__(self, dim: int, rows: int) -> None:
-        self._storage, self._index = DramStorage(dim, "float32", ()), HostIndex()
+        self._storage, self._index = DramStorage(RowFormat(dim)), HostIndex()
         self._storage.reserve(rows + 1)
         self._slots = torch.empty(rows + 1, dtype=torch.int32, device="cpu")
         numbers = torch.arange(rows + 1, device="cpu")

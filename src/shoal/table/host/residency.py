@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class HostMemory(Residency[HostDeparture]):
     def __init__(self, config: Table, folder: str = "") -> None:
         self.config = config
         self.counters = Counters()
+        self.policy_state: dict[str, Any] = {}  # what its policies remember, of what JSON has
         self._backwards = _native.Backwards()
         self.budget = budget_of(config)
         has_lower = config.tiers and config.tiers[-1] is not config.tier(Dram)
@@ -60,7 +62,7 @@ class HostMemory(Residency[HostDeparture]):
         self._left = 0
         self.changes = Changes(self)
         self._is_tracking = False
-        self._hold(HostIndex(), DramStorage(config.dim, config.dtype, config.columns))
+        self._hold(HostIndex(), DramStorage(config.format))
 
     @property
     def step(self) -> int:
@@ -76,7 +78,7 @@ class HostMemory(Residency[HostDeparture]):
         self._count.doubt()
         if self.below is not None:
             self.below.clear()
-        self._hold(HostIndex(), DramStorage(self.config.dim, self.config.dtype, self.config.columns))
+        self._hold(HostIndex(), DramStorage(self.config.format))
         self._count.set(0)
 
     def take_over(self, other: "HostMemory") -> None:
@@ -85,6 +87,7 @@ class HostMemory(Residency[HostDeparture]):
         self._hold(other.index, other.storage)
         self._count.set(len(other))
         self.step = other.step
+        self.policy_state = other.policy_state
 
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         if self._is_tracking or self.budget is not None:

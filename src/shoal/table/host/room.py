@@ -27,7 +27,7 @@ def budget_of(config: Table) -> int | None:
 
 def _bytes_for(config: Table, rows: int) -> int:
     """Bytes of memory that so many rows take with their index, if there is a budget."""
-    storage, index = DramStorage(config.dim, config.dtype, config.columns), HostIndex()
+    storage, index = DramStorage(config.format), HostIndex()
     storage.keep_keys(index.native)
     return index.bytes_after(rows) + storage.bytes_after(rows)
 

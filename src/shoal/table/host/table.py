@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from shoal import _native, optim
 from shoal.config import Table
+from shoal.config.rows import SCORE
 from shoal.errors import OutOfMemoryError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Metrics
@@ -298,10 +300,10 @@ class HostTable(HostMemory):
     def state(self, keys: Tensor) -> dict[str, Tensor]:
         """The optimizer's columns of each key; one without a row reads as one is born."""
         slots = self.find(keys)
-        state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+        state = {column.name: self.storage.read_column(column, slots) for column in self.config.columns}
         if state and (absent := self.read_absent(keys, slots == NO_SLOT)):
             for column in self.config.columns:
-                state[column.name][absent[0]] = self.storage.packed.state(column, absent[1])
+                state[column.name][absent[0]] = self.storage.packed.column(column, absent[1])
         return state
 
     def scores(self, keys: Tensor) -> Tensor:
@@ -311,6 +313,15 @@ class HostTable(HostMemory):
         if absent := self.read_absent(keys, slots == NO_SLOT):
             scores[absent[0]] = self.storage.packed.scores(absent[1])
         return scores
+
+    def facts(self, keys: Tensor) -> dict[str, Tensor]:
+        """The columns of the policies, without the score; a key without a row reads as one is born."""
+        slots = self.find(keys)
+        facts = {column.name: self.storage.read_column(column, slots) for column in self.storage.format.other_facts}
+        if facts and (absent := self.read_absent(keys, slots == NO_SLOT)):
+            for column in self.storage.format.other_facts:
+                facts[column.name][absent[0]] = self.storage.packed.column(column, absent[1])
+        return facts
 
     def assign(self, keys: Tensor, weights: Tensor) -> None:
         """Set the weights of keys, of duplicates the last; those without a row are born."""
@@ -345,21 +356,24 @@ class HostTable(HostMemory):
         keys = self.keys()
         slots = self.find(keys)
         weights = self.storage.read(slots, self.missing, keys).to(getattr(torch, self.config.dtype))
-        state = {column.name: self.storage.read_state(column, slots) for column in self.config.columns}
+        state = {column.name: self.storage.read_column(column, slots) for column in self.config.columns}
         scores = self.storage.read_scores(slots)
+        facts = {column.name: self.storage.read_column(column, slots) for column in self.storage.format.other_facts}
         if absent := self.read_absent(keys, slots == NO_SLOT):
             at, rows = absent
             weights[at] = self.storage.packed.weights(rows).to(weights.dtype)
             scores[at] = self.storage.packed.scores(rows)
-            for column in self.config.columns:
-                state[column.name][at] = self.storage.packed.state(column, rows)
-        return TableContent(keys, weights, state, scores, self.step)
+            for columns in (state, facts):
+                for name, values in columns.items():
+                    values[at] = self.storage.packed.column(self.storage.format.column(name), rows)
+        return TableContent(keys, weights, state, scores, self.step, facts, dict(self.policy_state))
 
     def fill(self, content: TableContent) -> None:
         """Have that content. REQUIRES: the table is empty."""
         with self.filling():
-            self.put(Rows(content.keys, content.weights, content.state, content.scores))
+            self.put(Rows(content.keys, content.weights, content.state, content.scores, content.facts))
             self.step = content.step
+            self.policy_state = deepcopy(dict(content.policy_state))
 
     @contextmanager
     def filling(self) -> Iterator[None]:
@@ -383,9 +397,10 @@ class HostTable(HostMemory):
         if absent is None:
             return here, found
         at, packed = absent
-        layout = self.storage.packed
-        state = {column.name: layout.state(column, packed) for column in self.config.columns}
-        below = Rows(keys[at], layout.weights(packed).to(here.weights.dtype), state, layout.scores(packed))
+        layout, format = self.storage.packed, self.storage.format
+        state = {column.name: layout.column(column, packed) for column in format.state}
+        facts = {column.name: layout.column(column, packed) for column in format.other_facts}
+        below = Rows(keys[at], layout.weights(packed).to(here.weights.dtype), state, layout.scores(packed), facts)
         # In the order in which they were asked for.
         order = torch.cat([torch.nonzero(found)[:, 0], at]).argsort()
         found[at] = True
@@ -433,11 +448,13 @@ class HostTable(HostMemory):
         self._put(slots, rows)
 
     def _put(self, slots: Tensor, rows: Rows) -> None:
+        columns = dict(rows.state) | dict(rows.facts)
+        if rows.scores is not None:
+            columns[SCORE.name] = rows.scores
         self.storage.put(
             slots,
             rows.weights.contiguous(),
-            {name: column.contiguous() for name, column in rows.state.items()},
-            rows.scores,
+            {name: column.contiguous() for name, column in columns.items()},
             float(self.step),
             self.clock,
             changed=not self._is_being_filled,

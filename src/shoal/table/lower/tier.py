@@ -22,14 +22,8 @@ from shoal.storage import Answer, SsdStorage, Storage
 from shoal.table.lower.handlers import is_of_a_handler
 from shoal.table.lower.staged import NO_KEYS, NOTHING, Staged
 
-_SCORE_BYTES = 8
 # Of rows that are read at a time only to see whether they can be.
 _TRY_BYTES = 8 << 20
-
-
-def packed_bytes(config: Table) -> int:
-    """Bytes of a row below memory: weights, state and score."""
-    return config.row_bytes + _SCORE_BYTES
 
 
 _HOST = torch.device("cpu")
@@ -60,7 +54,7 @@ class Below:
     device: where the keys of an error are put."""
 
     def __init__(self, config: Table, folder: str, device: torch.device = _HOST) -> None:
-        self.row_bytes = packed_bytes(config)
+        self.row_bytes = config.format.packed_bytes
         self._device = device
         self._name = config.name
         tier = (config.tiers or (None,))[-1]
