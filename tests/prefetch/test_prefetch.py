@@ -18,7 +18,7 @@ import shoal
 from shoal import _native
 from shoal.errors import ConfigError, InputError, PrefetchWarning, StorageError
 from shoal.storage import MemoryStorage
-from shoal.table import Batch, Pooled, Request
+from shoal.table import Batch, Pooled, Request, StagedTogether
 from shoal.table.host.staging import HostStaging
 from shoal.table.lower.threads import Readers
 
@@ -359,8 +359,7 @@ def test_a_batch_that_waits_for_one_collections_memory_takes_none_of_anothers(tm
     one = spilling("memory", tmp_path)
     part = one.stage(batches(1)[0])
     part.find(1)
-    together = sys.modules["shoal.prefetch.loader"]._Together
-    both = together([part, Full()], Readers(1))
+    both = StagedTogether([part, Full()], Readers(1))
     assert not both.may_read(is_first=False)
     assert one.stats()["t"].tiers[-1].ahead_bytes == 0
     assert both.may_read(is_first=True)
