@@ -116,7 +116,7 @@ class SGD(Optimizer):
         self._settle_numbers("momentum", below=1.0)
         self._require_decay(self.lr, "decoupled_weight_decay")
         if flag("SGD", "nesterov", self.nesterov) and self.momentum == 0.0:
-            raise ConfigError("[SGD] nesterov: wanted momentum > 0 beside it; got momentum=0.0. Set momentum=0.9, say.")
+            raise ConfigError("[SGD] nesterov: wanted momentum > 0 with it; got momentum=0.0. Set momentum=0.9, say.")
 
     def columns(self, dim: int) -> tuple[Column, ...]:
         return (Column("momentum", dim),) if self.momentum > 0 else ()

@@ -70,7 +70,7 @@ class Outgoing:
         return {LAYOUT: layout, VERSION: str(self.version), STEP: str(self.step)}
 
     def pieces(self, min_score: float | None) -> Iterator[Rows]:
-        """All rows, each once; those whose score is at least that, where one is given."""
+        """Yields all rows, each once; if a score is given, those whose score is at least that."""
         for rows in self._of_ranks(lambda rank: self._versions[rank].rows(self._table)):
             yield rows if min_score is None else _with_score(rows, min_score)
 

@@ -55,7 +55,7 @@ class Sink:
         self._writer.finish()
 
     def abandon(self) -> None:
-        """Let it go as it is. What is written from now on, by who ends its work on it, goes nowhere."""
+        """End it as it is. Later writes, by code that still finishes its work, go nowhere."""
         self._is_abandoned = True
         self._writer.abandon()
 

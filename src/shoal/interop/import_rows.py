@@ -129,7 +129,7 @@ def log_rows(
 
 def _unsigned() -> set[str]:
     """Names of state columns, such as sums of squares, that have no negative values in any optimizer with such a
-    column: a log does not know which one its rows are of, and who loads them does not look."""
+    column: a log does not know which one its rows are of, and a load does not look."""
     kinds = [kind for kind in vars(optimizers).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
     columns = [column for kind in kinds if not inspect.isabstract(kind) for column in kind().columns(1)]
     return {column.name for column in columns if not column.signed} - {one.name for one in columns if one.signed}

@@ -9,7 +9,8 @@ import torch
 from shoal.config import Init, Optimizer, Tier
 from shoal.config.checked import checked_arguments
 from shoal.errors import ConfigError, InputError
-from shoal.modules.collection import Collection, features_of, require_every_sample
+from shoal.modules.collection import Collection
+from shoal.modules.features import features_of, require_every_sample
 from shoal.modules.habits import weights_are_ignored
 from shoal.modules.jagged import KeyedTensor
 from shoal.modules.lookup import PooledLookup

@@ -4,41 +4,30 @@ import copy
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal import torch_private
-from shoal.config import Table, format_size, parse_size
+from shoal.config import Table
 from shoal.config.checked import flag, integer
 from shoal.config.dtypes import TORCH_WEIGHTS
 from shoal.errors import (
     ConfigError,
     DeviceError,
-    InputError,
     NotFoundError,
     ShoalError,
-    StateDictError,
 )
+from shoal.modules.features import features_of, output_names
 from shoal.modules.groups import Groups, open_groups
 from shoal.modules.habits import Habits
 from shoal.modules.lookup import Lookup
 from shoal.modules.optimizer import TableOptimizer
 from shoal.modules.scaling import ScaledLoss
-from shoal.modules.state import (
-    is_weight_alone,
-    load_content,
-    names_as_attributes,
-    save_content,
-    state_names,
-    state_shapes,
-    trained_otherwise,
-    warn_of_weights,
-)
+from shoal.modules.state_dict import TablesInStateDict
 from shoal.modules.torchrec import Defaults
 from shoal.modules.tracing import require_no_recording
 from shoal.modules.transfer import move_in_place
@@ -48,24 +37,20 @@ from shoal.table import (
     Staging,
     TableHandle,
     TableStats,
-    are_left_out,
-    content_bytes,
     registry,
 )
 
 _counter = itertools.count()
 
 
-class Collection(nn.Module):
+class Collection(TablesInStateDict):
     """Tables, looked up together. Rows are not parameters: they grow, and are updated in the backward pass.
 
     `optimizer` shows the tables' settings to schedulers; `scaler` may be a torch.amp.GradScaler. `state_dict()` holds
     the rows as tensors, up to `state_dict_limit` bytes.
     """
 
-    # "embedding_bags" or "embeddings": the part of the state dict's keys before a table's name, as TorchRec has it.
-    _state_name: ClassVar[str]
-    # The values of Table(pooling=) that can be served, and who serves the others.
+    # The values of Table(pooling=) that it serves, and the class that serves the others.
     _poolings: ClassVar[tuple[str, ...]]
     _other: ClassVar[str]
 
@@ -92,10 +77,8 @@ class Collection(nn.Module):
         self._output_dtype = output_dtype
         self._strict_features = flag(where, "strict_features", strict_features)
         # One output for each feature of each table, in order.
-        self._names = _output_names(where, self._configs)
+        self._names = output_names(where, self._configs)
         self._dims = [config.dim for config in self._configs for _ in config.features]
-        self._state_dict_limit = parse_size("8GiB")
-        self._is_strict = False  # while load_state_dict is
         self._open(name, seed)
 
     def _checked(self, tables: Any, defaults: Defaults) -> tuple[Table, ...]:
@@ -150,7 +133,7 @@ class Collection(nn.Module):
     def _make_anew(
         self, configs: Sequence[Table], device: torch.device, without_optimizer: tuple[str, ...] | None = None
     ) -> None:
-        """Have these tables in place of ones of the same names, under the same name and seed.
+        """Replace the tables by ones of the same names, under the collection's name and seed.
 
         REQUIRES: no table has a row, and `optimizer` was not asked for. Handles of the old tables are refused from here
         on.
@@ -172,7 +155,7 @@ class Collection(nn.Module):
     # ---- tables
 
     def table(self, name: str) -> TableHandle:
-        """The table of that name: to look at its rows, write them or erase them."""
+        """Returns the table of that name: to look at its rows, write them or erase them."""
         number = self._group.number_of(name)
         if number is None:
             names = ", ".join(repr(config.name) for config in self._configs)
@@ -180,12 +163,12 @@ class Collection(nn.Module):
         return TableHandle(*self._group.place_of(number))
 
     def tables(self) -> dict[str, TableHandle]:
-        """All tables, by name."""
+        """Returns all tables, by name."""
         return {config.name: TableHandle(*self._group.place_of(number)) for number, config in enumerate(self._configs)}
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device on which the rows are."""
         return self._group.device
 
     def extra_repr(self) -> str:
@@ -196,11 +179,11 @@ class Collection(nn.Module):
         )
 
     def stats(self) -> dict[str, TableStats]:
-        """What every table holds and did, tier by tier, by name."""
+        """Returns rows, bytes and counters of every table and its tiers, by the table's name."""
         return {name: handle.stats() for name, handle in self.tables().items()}
 
     def move_here(self, features: Any) -> Callable[[], None] | None:
-        """Move a batch of the host to a GPU's tables, in place. Returns what lets it go back, if it moved.
+        """Move a batch of the host to a GPU's tables, in place. Returns a function that moves it back, if it moved.
 
         For `shoal.prefetch`; a lookup does not need it.
         """
@@ -208,7 +191,7 @@ class Collection(nn.Module):
         return move_in_place(features, self.device) if self.device.type == "cuda" else None
 
     def stage(self, features: Any) -> Staging | None:
-        """Begin to bring the rows of a batch to the top tier, ahead of its lookup: what `shoal.prefetch` does.
+        """Begin to bring the rows of a batch to the top tier before its lookup, as `shoal.prefetch` does.
 
         REQUIRES: the batch is on the tables' device.
         """
@@ -216,7 +199,7 @@ class Collection(nn.Module):
         return self._group.stage(Batch(list(features.keys()), features.values(), features.offsets()))
 
     def _as_given(self) -> list[Any]:
-        """TorchRec's configs, which its models read again, and Tables that know the number of their rows."""
+        """Returns TorchRec's configs, which its models read again, and Tables that know how many rows they have."""
         return [
             config.counted_by(partial(_rows_of, weakref.ref(self._group), number))
             if isinstance(given, Table)
@@ -224,7 +207,7 @@ class Collection(nn.Module):
             for number, (given, config) in enumerate(zip(self._given, self._configs, strict=True))
         ]
 
-    # ---- beside the rest of torch
+    # ---- optimizers, scalers, devices: what the rest of torch asks
 
     @property
     def optimizer(self) -> TableOptimizer:
@@ -294,7 +277,7 @@ class Collection(nn.Module):
             )
 
     def check(self) -> None:
-        """Raise what went wrong on the device and was not raised yet. Waits for the device; on cpu there is nothing."""
+        """Raise errors of the device that were not raised yet. Waits for the device; on cpu it has nothing to do."""
         self._group.check()
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -335,7 +318,7 @@ class Collection(nn.Module):
             )
 
     def _token_now(self, training: bool) -> Tensor:
-        """What the ops say that they change: see table/ops.py."""
+        """Returns the tensor that operators declare as changed: see table/ops.py."""
         if not torch_private.is_exporting():
             return self._token
         if training:
@@ -343,103 +326,7 @@ class Collection(nn.Module):
         # A program may not change its constants. A token of its own for each run is enough to read.
         return torch.zeros(1, dtype=torch.float32, device="cpu")
 
-    # ---- saving and copying
-
-    @property
-    def state_dict_limit(self) -> int:
-        """The most bytes that `state_dict()` copies out of the tables; 8 GiB unless it is set."""
-        return self._state_dict_limit
-
-    @state_dict_limit.setter
-    def state_dict_limit(self, limit: int | str) -> None:
-        self._state_dict_limit = parse_size(limit, "state_dict_limit")
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if are_left_out():
-            return
-        self._habits.before_state_dict()
-        with self._group.reading_all():
-            wanted = sum(content_bytes(table.config, len(table)) for table in self._group.tables)
-            if wanted > self.state_dict_limit:
-                raise StateDictError(
-                    f"[{self.name}] a state dict would take {format_size(wanted)}; state_dict_limit is "
-                    f"{format_size(self.state_dict_limit)}. Raise `state_dict_limit` if memory holds the copy."
-                )
-            for number, config in enumerate(self._configs):
-                save_content(self._group.tables[number].content(), self._prefix(prefix, config), destination)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Replace the rows of the tables. With `strict`, entries that are missing or unknown raise first."""
-        self._is_strict = strict
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        finally:
-            self._is_strict = False
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        if are_left_out():
-            return
-        names = [name for config in self._configs for name in state_names(config, self._prefix(prefix, config))]
-        foreign = [
-            config for config in self._configs if is_weight_alone(config, self._prefix(prefix, config), state_dict)
-        ]
-        whole = {name for config in foreign for name in state_names(config, self._prefix(prefix, config))}
-        missing_keys += [name for name in names if name not in state_dict and name not in whole]
-        others = {name: value for name, value in state_dict.items() if name not in names}
-        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        # As a part of a model it loads what is there, as all modules do: torch tells none of them whether it is strict.
-        if self._is_strict:
-            self._require_every_entry(state_dict, prefix, missing_keys, unexpected_keys)
-        contents = {
-            number: load_content(config, self._prefix(prefix, config), state_dict)
-            for number, config in enumerate(self._configs)
-        }
-        with self._group.writing():
-            self._group.replace({number: content for number, content in contents.items() if content})
-        if foreign:
-            warn_of_weights(self.name, [config.name for config in foreign])
-
-    def _require_every_entry(
-        self, state_dict: Mapping[str, Any], prefix: str, missing: Sequence[str], unexpected: Sequence[str]
-    ) -> None:
-        shapes = {name: getattr(value, "shape", None) for name, value in state_dict.items()}
-        told = [trained_otherwise(config, self._prefix(prefix, config), shapes) for config in self._configs]
-        otherwise = next((one for one in told if one is not None), None)
-        if missing or unexpected:
-            raise StateDictError(
-                f"[{self.name}] wanted every entry of the tables and no other; got a state dict that lacks {missing} "
-                f"and has the unknown {unexpected}{'.' if otherwise is None else f': {otherwise}'} Nothing was loaded."
-            )
-        if otherwise is not None:
-            raise StateDictError(f"[{self.name}] {otherwise} Nothing was loaded. Make the table's optimizer as it was.")
-
-    def state_shapes(self, prefix: str) -> list[dict[str, tuple[torch.dtype, tuple[int, ...] | None]]]:
-        """For each table, the entries that it has in a state dict: type, and shape behind the rows, if it has rows."""
-        return [state_shapes(config, self._prefix(prefix, config)) for config in self._configs]
-
-    def require_loadable(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Raise what `load_state_dict` would: StateDictError for wrong entries, CapacityError without room for them."""
-        contents = [load_content(config, self._prefix(prefix, config), state_dict) for config in self._configs]
-        with self._group.writing():
-            for table, content in zip(self._group.tables, contents, strict=True):
-                if content is not None:
-                    table.require_room(len(content.keys))
-
-    def _entry_names(self) -> SimpleNamespace:
-        return names_as_attributes(name for config in self._configs for name in state_names(config, f"{config.name}."))
-
-    def _prefix(self, prefix: str, config: Table) -> str:
-        return f"{prefix}{self._state_name}.{config.name}."
+    # ---- copying
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
@@ -494,46 +381,3 @@ def _device(where: str, device: Any) -> torch.device:
         return torch.device("cpu" if device is None else device)
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"[{where}] device must be a torch.device or its name; got {device!r}.") from error
-
-
-def _output_names(where: str, configs: Sequence[Table]) -> list[str]:
-    """A feature's own name, or feature@table where it feeds several tables."""
-    names = [name for config in configs for name in config.feature_names]
-    outputs = [
-        f"{name}@{config.name}" if names.count(name) > 1 else name
-        for config in configs
-        for name in config.feature_names
-    ]
-    for output in outputs:
-        if outputs.count(output) > 1:
-            raise ConfigError(
-                f"[{where}] outputs must have different names; {output!r} is a feature's own name and what another "
-                f"one is called that feeds several tables. Rename the feature."
-            )
-    return outputs
-
-
-def features_of(where: str, features: Any) -> Any:
-    """A KeyedJaggedTensor, ours or TorchRec's, known by its methods."""
-    if not all(hasattr(features, method) for method in ("keys", "values", "offsets", "weights_or_none")):
-        raise InputError(f"[{where}] wanted a KeyedJaggedTensor; got {type(features).__name__}.")
-    if getattr(features, "variable_stride_per_key", bool)():
-        raise InputError(f"[{where}] wanted the same number of bags for every feature; got a variable one.")
-    for what in ("values", "offsets", "weights_or_none"):
-        tensor = getattr(features, what)()
-        if tensor is None and what == "weights_or_none":
-            continue
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"[{where}] the batch's {what}() must be a tensor; got {type(tensor).__name__}.")
-        if tensor.device.type == "meta":  # these would not reach the tables
-            raise DeviceError(f"[{where}] wanted a batch with data; its {what}() is on meta, which holds none.")
-    return features
-
-
-def require_every_sample(where: str, features: Any) -> None:
-    """Refuse a batch of deduplicated samples, for which TorchRec's EmbeddingBagCollection expands its output."""
-    if getattr(features, "inverse_indices_or_none", bool)():
-        raise InputError(
-            f"[{where}] wanted a batch with every sample; got deduplicated ones (inverse_indices). Leave "
-            f"inverse_indices= out of the KeyedJaggedTensor, and index the output with them."
-        )

@@ -8,8 +8,6 @@ group itself, at no cost.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table
 from shoal.errors import InputError, NonFiniteError
+from shoal.modules.outputs import Columns, Parts
 from shoal.table import (
     Batch,
     Each,
@@ -66,92 +65,11 @@ def open_groups(name: str, configs: Sequence[Table], seed: int, device: torch.de
     return target
 
 
-@dataclass
-class _Columns:
-    """How the pooled output [bags, columns] of a collection is made of its groups' outputs."""
-
-    outputs: Sequence[Pooled]  # of each group
-    pieces: list[tuple[int, int, int]]  # in the collection's order: the group, the first column in it, and how many
-
-    @staticmethod
-    def of(widths: Sequence[int], groups: Sequence[int], count: int) -> "_Columns":
-        """For tables that have so many columns and are in these of `count` groups."""
-        columns = [0] * count
-        pieces = []
-        for group, some in groupby(zip(groups, widths, strict=True), key=itemgetter(0)):
-            width = sum(one for _, one in some)
-            pieces.append((group, columns[group], width))
-            columns[group] += width
-        return _Columns(list(map(Pooled, columns)), pieces)
-
-    def together(self, outs: Sequence[Tensor]) -> Tensor:
-        """The output for the caller."""
-        return torch.cat([outs[group].narrow(1, begin, width) for group, begin, width in self.pieces], 1)
-
-    def of_group(self, number: int, grads: Sequence[Tensor]) -> list[Tensor]:
-        """The gradient of one group's output."""
-        found, at = [], 0
-        for group, _begin, width in self.pieces:
-            if group == number:
-                found.append(grads[0].narrow(1, at, width))
-            at += width
-        return [found[0] if len(found) == 1 else torch.cat(found, 1)]
-
-    def require_gradients(self, where: str, grads: Sequence[Tensor]) -> None:
-        """Raise InputError where gradients cannot be taken apart."""
-        wanted = sum(output.columns for output in self.outputs)
-        if len(grads) != 1 or grads[0].dim() != 2 or grads[0].shape[1] != wanted:
-            got = [tuple(grad.shape) for grad in grads]
-            raise InputError(f"[{where}] the backward wants gradients of the shapes [(bags, {wanted})]; got {got}.")
-
-
-@dataclass
-class _Parts:
-    """The same where the output has the rows of every key, one part for each feature of each table."""
-
-    groups: Sequence[int]  # of each part
-    shapes: list[tuple[int, int]]  # keys and dim of each part
-    count: int  # of groups
-
-    @property
-    def outputs(self) -> Sequence[Each]:
-        """Of each group."""
-        sizes = [0] * self.count
-        for group, (keys, dim) in zip(self.groups, self.shapes, strict=True):
-            sizes[group] += keys * dim
-        return list(map(Each, sizes))
-
-    def together(self, outs: Sequence[Tensor]) -> Tensor:
-        """The output for the caller."""
-        begins = [0] * self.count
-        found = []
-        for group, (keys, dim) in zip(self.groups, self.shapes, strict=True):
-            found.append(outs[group].narrow(0, begins[group], keys * dim))
-            begins[group] += keys * dim
-        return torch.cat(found)
-
-    def of_group(self, number: int, grads: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of one group's parts."""
-        if len(grads) == 1 and grads[0].dim() == 1:  # of all parts
-            sizes = [keys * dim for keys, dim in self.shapes]
-            parts = zip(grads[0].split(sizes), self.shapes, strict=True)
-            grads = [one.view(shape) for one, shape in parts]
-        return [grad for grad, group in zip(grads, self.groups, strict=True) if group == number]
-
-    def require_gradients(self, where: str, grads: Sequence[Tensor]) -> None:
-        """Raise InputError where gradients cannot be taken apart."""
-        size = sum(keys * dim for keys, dim in self.shapes)
-        is_flat = len(grads) == 1 and grads[0].dim() == 1 and len(grads[0]) == size
-        if not is_flat and len(grads) != len(self.groups):
-            got = [tuple(grad.shape) for grad in grads]
-            raise InputError(f"[{where}] the backward wants gradients of the shapes {self.shapes}; got {got}.")
-
-
 @dataclass(eq=False)
 class _Forward:
     """A forward that waits for its backward."""
 
-    split: _Columns | _Parts
+    split: Columns | Parts
     leases: list[Tensor]  # numbers of the groups' leases, which do not keep them
     results: dict[int, Tensor] = field(default_factory=dict)  # gradients of per-sample weights, by group
     done: set[int] = field(default_factory=set)  # groups that the backward was applied to
@@ -183,7 +101,7 @@ class Groups:
         self._threads = Readers(_MOST_READ)
         configs = [table.config for table in self.tables]
         groups = [at for at, _ in self._places]
-        self._columns = _Columns.of([one.dim * len(one.features) for one in configs], groups, len(members))
+        self._columns = Columns.of([one.dim * len(one.features) for one in configs], groups, len(members))
         self._parts = [
             (at, feature.name, config.dim)
             for at, config in zip(groups, configs, strict=True)
@@ -360,7 +278,7 @@ class Groups:
                 pass
         return out, Leases.none()
 
-    def _split(self, request: Request) -> _Columns | _Parts:
+    def _split(self, request: Request) -> Columns | Parts:
         output = request.output
         if isinstance(output, Pooled):
             columns = sum(one.columns for one in self._columns.outputs) if self._pools else 0
@@ -375,7 +293,7 @@ class Groups:
         counts = dict(zip(request.batch.names, request.batch.counts or (), strict=False))
         # A feature that the batch lacks is the group's to name.
         shapes = [(counts.get(name, 0), dim) for _, name, dim in self._parts]
-        split = _Parts([at for at, _, _ in self._parts], shapes, len(self.members))
+        split = Parts([at for at, _, _ in self._parts], shapes, len(self.members))
         wanted = sum(one.size for one in split.outputs)
         if wanted != output.size:
             raise InputError(f"[{self.name}] its outputs have {wanted} elements; got {output.size}.")

@@ -1,4 +1,4 @@
-"""Habits of training loops that do something else with tables than with parameters; each is warned of once."""
+"""Warns of habits of training loops that are right for parameters and wrong for tables, each once."""
 
 import sys
 import weakref
@@ -19,13 +19,12 @@ _member: Any = getattr(torch.distributed, "GroupMember", None)
 # Steps of an optimizer, one after the other and each with a lookup in eval() before it, that are fine-tuning: after one
 # evaluation another model may be trained.
 _STEPS_OF_FINE_TUNING = 2
-# Backwards beside a GradScaler that did not scale them, after which this loop is taken to have none.
+# After so many backwards that a GradScaler of the process did not scale, this loop is taken to have none.
 _UNSCALED_BACKWARDS = 1000
 
 
 class Habits:
-    """What one collection's loop was warned of. Lookups and backwards are told here, those of compiled programs by the
-    group's ops.
+    """Watches one collection's lookups and backwards, and warns. Operators report those of compiled programs.
 
     kind: the collection's class. without_optimizer: names of the tables whose optimizer the user did not name.
     """

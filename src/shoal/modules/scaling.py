@@ -57,7 +57,7 @@ _LEAST_LOSS = 1e-5
 
 def is_scaled_backward(scale: float) -> bool:
     """Whether the loss of the backward that runs looks as if a GradScaler has scaled it: it was multiplied by something
-    that has no gradient, and is not small beside the scale. To be asked in a backward."""
+    that has no gradient, and is not small compared with the scale. Call it in a backward."""
     return any(_is_product(root.grad_fn) and _size(root) >= _LEAST_LOSS * scale for root in _roots())
 
 
@@ -102,7 +102,7 @@ class ScaledLoss:
         return float(self.scaler.get_scale())
 
     def inverse(self, device: torch.device) -> Tensor:
-        """One divided by the factor, on a device that nobody waits for."""
+        """Returns one divided by the factor, on the device and without waiting for it."""
         scale = torch_private.loss_scale(self.scaler)
         if scale is None:  # before the first loss was scaled
             return torch.full((1,), 1.0 / float(self.scaler.get_scale()), dtype=torch.float32, device=device)

@@ -8,7 +8,8 @@ import torch
 
 from shoal.config import Init, Optimizer, Tier
 from shoal.config.checked import checked_arguments
-from shoal.modules.collection import Collection, features_of
+from shoal.modules.collection import Collection
+from shoal.modules.features import features_of
 from shoal.modules.jagged import JaggedTensor
 from shoal.modules.lookup import EachLookup, rows_of_each
 from shoal.modules.torchrec import Defaults

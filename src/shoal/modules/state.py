@@ -137,7 +137,9 @@ class _Entries:
 
     def keys(self) -> Tensor:
         if self._prefix + "weight_id" not in self._state_dict:
-            raise self._wrong("weight_id", "must be there, as state is beside the weights", "weights without keys")
+            raise self._wrong(
+                "weight_id", "must be there, as the optimizer's state comes with the weights", "weights without keys"
+            )
         keys = self._tensor("weight_id", torch.int64)
         if keys.dim() not in (1, 2) or keys.shape[1:] not in ((), (1,)):
             raise self._wrong("weight_id", "must be [n, 1] or [n]", f"{tuple(keys.shape)}")

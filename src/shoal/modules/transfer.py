@@ -34,7 +34,7 @@ class _Moved:
 
 
 def _marks(tensor: Tensor) -> tuple[int, bool]:
-    """What changes when somebody writes to a tensor, or asks for its gradient."""
+    """Returns what differs after a write to a tensor, or after its gradient was asked for."""
     return torch_private.version_of(tensor), tensor.requires_grad
 
 

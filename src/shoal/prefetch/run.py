@@ -450,7 +450,7 @@ class Run(Generic[BatchT]):
         try:
             work(placed)
         except BaseException as error:
-            # What is wrong is the lookup's to say, in the loop, where somebody can do something about it.
+            # The lookup raises it too, in the loop, where the user can handle it.
             ahead.release()
             if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
                 raise  # an interrupt is meant for the loop

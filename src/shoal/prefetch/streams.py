@@ -65,7 +65,7 @@ class LoaderStreams:
         return [stream.record_event() for stream in self._streams]
 
     def hand_over(self, batch: Any, ready: Events) -> None:
-        """The current streams wait for a batch, and have its tensors for as long as somebody holds them."""
+        """The current streams wait for a batch, and keep its tensors for as long as any code holds them."""
         for stream, event in zip(self._streams, ready, strict=True):
             torch.cuda.current_stream(stream.device).wait_event(event)
         for tensor in tensors_of(batch) if self._streams else ():
