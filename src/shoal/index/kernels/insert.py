@@ -99,7 +99,8 @@ def claim_entries(anchor, values, key, position, base, buckets, going, dummy):
 @triton.jit(do_not_specialize=["n"])
 def claim(anchor, tables, values, lost, lost_of, lost_count, won_at, refused, dummy, n, BLOCK: tl.constexpr):
     """An entry for every missing key, claimed by one of its items. At the places of these in the list `won_at` gets
-    where the entry's slot word is, at the others NOT_WON. `refused` counts, by table, keys that found no entry within reach.
+    where the entry's slot word is, at the others NOT_WON. `refused` counts, by table, keys that found no entry within
+    reach.
     """
     total = tl.load(lost_count)
     first = tl.program_id(0) * BLOCK
