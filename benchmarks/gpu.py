@@ -20,6 +20,7 @@ from shoal.index.arguments import Finding, FoundLists
 from shoal.modules.lookup import Lookup, PooledLookup
 from shoal.ops.arguments import variables
 from shoal.ops.launch import Pieces, Program, Scratch
+from shoal.ops.library.uses import use_of
 from shoal.table import Batch as Keyed
 from shoal.table import Each, Pooled, Request, Update, ops
 from shoal.table.device.rows import DeviceRows, InsertCall
@@ -472,7 +473,7 @@ def _one_table(keys: int) -> DeviceRows:
 def _finding(rows: DeviceRows, insert: bool) -> Callable[[Tensor], None]:
     """Returns a call of the index, for keys of the only table. No row is written."""
     v = variables(InsertCall, 1)
-    tables_of = torch.tensor([[1]], dtype=torch.int32, device=DEVICE)
+    tables_of = torch.tensor([[use_of(0, trains=True)]], dtype=torch.int32, device=DEVICE)
     program = Program(rows.find(v.free, Finding(v.batch, v.lists), tables_of, (1, 1), insert, rows=False))
     scratch = Scratch(torch.device(DEVICE))
     offsets: dict[int, Tensor] = {}

@@ -16,6 +16,7 @@ from shoal.index.kernels.buckets import (
 )
 from shoal.ops.library.items import append, feature_of_run
 from shoal.ops.library.tables import AT, BUCKETS, TABLE_COLUMNS
+from shoal.ops.library.uses import is_inserted, table_of
 
 
 @triton.jit
@@ -24,12 +25,12 @@ def tally(offsets, tables_of, looked, n, batch, features, BLOCK: tl.constexpr):
     first = tl.program_id(0) * BLOCK
     while first < features:
         feature = first + tl.arange(0, BLOCK)
-        coded = tl.load(tables_of + feature, mask=feature < features, other=-1)
-        here = coded >= 0
+        use = tl.load(tables_of + feature, mask=feature < features, other=-1)
+        here = use >= 0
         begin = tl.load(offsets + feature.to(tl.int64) * batch, mask=here, other=0).to(tl.int64)
         end = tl.load(offsets + (feature.to(tl.int64) + 1) * batch, mask=here, other=0).to(tl.int64)
         keys = tl.minimum(tl.maximum(end - begin, 0), n)
-        tl.atomic_add(looked + (coded >> 2), keys, mask=here, sem="relaxed")
+        tl.atomic_add(looked + table_of(use), keys, mask=here, sem="relaxed")
         first += tl.num_programs(0) * BLOCK
 
 
@@ -61,17 +62,16 @@ def find(
     do not begin at 0 or end at n count as a bad bag. Where STAMP, keys that are found are stamped. Where TICKET, items
     get one that says whose they are (-1 - table), for those that no bag gives one.
 
-    `tables_of[copy, feature]`: four times the number of the table, plus 1 where keys are inserted, plus 2 where only
-    others insert them, and are to be seen; -1 for none.
+    `tables_of[copy, feature]`: see ops/library/uses.py; -1 for none.
     """
     first = tl.program_id(0) * BLOCK
     at = first + tl.arange(0, BLOCK)
     copy = tl.program_id(1)
     live = at < n
     feature = feature_of_run(offsets, first, at, batch, features, BLOCK, STEPS)
-    coded = tl.load(tables_of + copy * features + feature, mask=live, other=-1)
-    live = live & (coded >= 0)
-    table = (coded >> 2).to(tl.int64)
+    use = tl.load(tables_of + copy * features + feature, mask=live, other=-1)
+    live = live & (use >= 0)
+    table = table_of(use).to(tl.int64)
     base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=live, other=0)
     buckets = tl.load(tables + table * TABLE_COLUMNS + BUCKETS, mask=live, other=0)
     key = tl.load(values + at, mask=live, other=0).to(tl.int64)
@@ -93,10 +93,10 @@ def find(
         many = tl.sum(absent.to(tl.int32), axis=0)
         if many > 0:
             # One by one they would wait for each other, and most often they are of one table.
-            one = tl.min(tl.where(absent, coded >> 2, 0x7FFFFFFF), axis=0)
-            alike = tl.sum((absent & (coded >> 2 == one)).to(tl.int32), axis=0)
+            one = tl.min(tl.where(absent, table_of(use), 0x7FFFFFFF), axis=0)
+            alike = tl.sum((absent & (table_of(use) == one)).to(tl.int32), axis=0)
             tl.atomic_add(missed + one, alike.to(tl.int64), sem="relaxed")
-            tl.atomic_add(missed + table, 1, mask=absent & (coded >> 2 != one), sem="relaxed")
+            tl.atomic_add(missed + table, 1, mask=absent & (table_of(use) != one), sem="relaxed")
         tally(offsets, tables_of + copy * features, looked, n, batch, features, BLOCK)
         if (tl.program_id(0) == 0) & (copy == 0):
             wrong = (tl.load(offsets) != 0) | (tl.load(offsets + features.to(tl.int64) * batch) != n)
@@ -104,11 +104,11 @@ def find(
         if NAME & (copy == 0):
             check_offsets(offsets, bad_bags, n, batch, features, BLOCK)
     if INSERT:
-        missing = live & (slot < 0) & ((coded & 3) != 0)
+        missing = live & (slot < 0) & is_inserted(use)
         if tl.sum(missing.to(tl.int32), axis=0) > 0:
             place = append(lost_count, missing)
             tl.store(lost + place, item, mask=missing)
-            tl.store(lost_of + place, coded, mask=missing)
+            tl.store(lost_of + place, use, mask=missing)
 
 
 @triton.jit

@@ -26,19 +26,20 @@ from shoal.index.kernels.buckets import (
 )
 from shoal.ops.library.random import mix64
 from shoal.ops.library.tables import AT, BUCKETS, TABLE_COLUMNS
+from shoal.ops.library.uses import table_of, trains
 
 
 @triton.jit
 def lost_keys(values, tables, lost, lost_of, lane, live, n):
     """What a block of the list of missing items is about: (item, position, key, table, inserts, base, buckets)."""
     item = tl.load(lost + lane, mask=live, other=0)
-    coded = tl.load(lost_of + lane, mask=live, other=0)
+    use = tl.load(lost_of + lane, mask=live, other=0)
     position = item % n
-    table = (coded >> 2).to(tl.int64)
+    table = table_of(use).to(tl.int64)
     base = tl.load(tables + table * TABLE_COLUMNS + AT, mask=live, other=0)
     buckets = tl.load(tables + table * TABLE_COLUMNS + BUCKETS, mask=live, other=0)
     key = tl.load(values + position, mask=live, other=0).to(tl.int64)
-    return item, position, key, table, (coded & 1) == 1, base, buckets
+    return item, position, key, table, trains(use), base, buckets
 
 
 @triton.jit

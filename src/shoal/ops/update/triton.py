@@ -14,6 +14,7 @@ from shoal.ops.birth.triton import INIT_COLUMNS, ZEROS, first_row
 from shoal.ops.library.items import append, feature_of
 from shoal.ops.library.rows import CHANGED, flags_at, nearest, score_at, tails_at, weights_at
 from shoal.ops.library.tables import FAMILY, TABLE_COLUMNS
+from shoal.ops.library.uses import table_of, trains
 from shoal.ops.pool.triton import (
     BLANK,
     COLUMN,
@@ -48,9 +49,9 @@ def touch(
     copy = tl.program_id(1)
     slot = tl.load(slots + copy * n + i, mask=i < n, other=-1)
     feature = feature_of(offsets, i, batch, features, STEPS)
-    coded = tl.load(tables_of + copy * features + feature, mask=i < n, other=0)
-    table = (coded >> 2).to(tl.int64)
-    live = (slot >= 0) & ((coded & 1) == 1)
+    use = tl.load(tables_of + copy * features + feature, mask=i < n, other=0)
+    table = table_of(use).to(tl.int64)
+    live = (slot >= 0) & trains(use)
     live = live & (tl.load(tables + table * TABLE_COLUMNS + FAMILY, mask=live, other=-1) == family)
     tail_at = tails_at(slabs, slot, live, tail_stride, SLAB_BITS)
     score = tl.load(steps + table, mask=live, other=0).to(tl.float64)
@@ -67,9 +68,9 @@ def aim(slots, tables_of, offsets, targets, n, batch, features, STEPS: tl.conste
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     copy = tl.program_id(1)
     feature = feature_of(offsets, i, batch, features, STEPS)
-    coded = tl.load(tables_of + copy * features + feature, mask=i < n, other=0)
+    use = tl.load(tables_of + copy * features + feature, mask=i < n, other=0)
     slot = tl.load(slots + copy * n + i, mask=i < n, other=-1)
-    tl.store(targets + copy * n + i, tl.where((coded & 1) == 1, slot, -1), mask=i < n)
+    tl.store(targets + copy * n + i, tl.where(trains(use), slot, -1), mask=i < n)
 
 
 @triton.jit

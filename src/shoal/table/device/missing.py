@@ -11,6 +11,7 @@ from shoal.index.arguments import Batch, Finding, FoundLists, TierLists, TierNum
 from shoal.index.device import finding_grids
 from shoal.ops.arguments import lengths, variables
 from shoal.ops.launch import Fill, Launch, Pieces, Space, kind_of
+from shoal.ops.library.uses import table_in, trains_in
 from shoal.table.device.cache import tier_lengths
 from shoal.table.device.plan import DevicePlan
 from shoal.table.device.rows import DeviceRows, Pins
@@ -83,13 +84,13 @@ class MissingKeys:
         total = int(counts[0])
         if not total:
             return {}
-        coded = lost_of[:total]
-        deep = self._is_deep[(coded >> 2).long()]
-        coded, items = coded[deep].long(), lost[:total][deep].long()
-        keys, tables = values[items % values.numel()].long(), coded >> 2
+        uses = lost_of[:total]
+        deep = self._is_deep[table_in(uses).long()]
+        uses, items = uses[deep].long(), lost[:total][deep].long()
+        keys, tables = values[items % values.numel()].long(), table_in(uses)
         order = torch.argsort(keys)
         order = order[torch.argsort(tables[order], stable=True)]
-        keys, tables, trains = keys[order], tables[order], coded[order] & 1
+        keys, tables, trains = keys[order], tables[order], trains_in(uses[order]).long()
         is_first = torch.ones_like(keys, dtype=torch.bool)
         is_first[1:] = (keys[1:] != keys[:-1]) | (tables[1:] != tables[:-1])
         group = torch.cumsum(is_first, 0) - 1

@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import Table
 from shoal.ops.launch import Layouts, Programs
+from shoal.ops.library.uses import NO_TABLE, use_of
 from shoal.ops.pool import triton as kernels
 from shoal.table.parts import Part, parts_of
 
@@ -54,7 +55,7 @@ class DevicePlan:
             numbers = [n for n, at in enumerate(order) if families[parts[at].table] == family]
             first, count = numbers[0], len(numbers)
             self.families.append(FamilyParts(family, first, count, self.device_parts[first : first + count]))
-        coded = np.full((self.copies, len(names)), -1, dtype=np.int32)
+        uses = np.full((self.copies, len(names)), NO_TABLE, dtype=np.int32)
         in_copies = np.full((self.copies, len(names)), -1, dtype=np.int32)
         for at, part in enumerate(parts):
             # Others may insert what it lacks, or it may be below.
@@ -63,9 +64,9 @@ class DevicePlan:
                 or part.table in deep
                 or any(other.table == part.table and other.trains for other in parts)
             )
-            coded[part.copy, part.source] = 4 * part.table + part.trains + 2 * sees
+            uses[part.copy, part.source] = use_of(part.table, part.trains, sees)
             in_copies[part.copy, part.source] = number_of[at]
-        self.tables_of = torch.from_numpy(coded).to(device)
+        self.tables_of = torch.from_numpy(uses).to(device)
         self.parts_of = torch.from_numpy(in_copies).to(device)
         self._sources_in_order = torch.tensor([part.source for part in parts], dtype=torch.int64).to(device)
         self._dims_in_order = torch.tensor([part.dim for part in parts], dtype=torch.int64).to(device)

@@ -21,6 +21,7 @@ from shoal.ops.arguments import I32, Int, Pointer, Variable, lengths, variables
 from shoal.ops.birth import triton as first_row_kernels
 from shoal.ops.launch import Fill, Launch, Pieces, Programs, Scratch, blocks, power_of_two
 from shoal.ops.library.tables import MOST_ROWS
+from shoal.ops.library.uses import use_of
 from shoal.ops.update.apply import COUNT_COLUMNS
 from shoal.storage.hbm import HbmStorage, Layout
 from shoal.storage.pinned import pinned_bytes
@@ -362,7 +363,7 @@ class DeviceRows(DeviceRoom):
         """The same. REQUIRES: room was made."""
         n = len(keys)
         offsets = torch.tensor([0, n], dtype=torch.int64).to(self.device)
-        tables_of = torch.tensor([[4 * table + 1]], dtype=torch.int32).to(self.device)
+        tables_of = torch.tensor([[use_of(table, trains=True)]], dtype=torch.int32).to(self.device)
         slots = torch.empty(n, dtype=torch.int32, device=self.device)
         v = variables(InsertCall, len(self.storage.families))
         program = self._programs.of(
