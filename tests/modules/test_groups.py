@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from support.batches import assert_same_rows, kjt, random_kjt, train_step
-from support.inside import groups_of
+from support.inside import group_of, groups_of
 from support.tiered import assert_equal_outputs, outputs, skewed_kjt
 
 import shoal
@@ -318,10 +318,10 @@ def test_gradients_of_other_shapes_are_refused(pair):
     module = pair("bags", SPLITS[0])[1]
     batch = random_kjt(FEATURES)
     out = module(batch)
-    lease = torch.tensor([next(iter(module._group._leases._live))])
+    lease = torch.tensor([next(iter(group_of(module)._leases._live))])
     change = Update(lease, batch.values(), batch.offsets(), None, [torch.ones(4, 5)], False)
     with pytest.raises(InputError, match="shapes"):
-        module._group.update(change)
+        group_of(module).update(change)
     out.values().sum().backward()
 
 
@@ -345,7 +345,7 @@ def test_leases_end_in_every_group_as_soon_as_the_graph_is_dropped(pair):
 def test_the_name_is_taken_while_a_handle_lives_and_free_afterwards(split):
     split([[0], [1]])
     module = shoal.EmbeddingBagCollection([shoal.Table("a", 4), shoal.Table("b", 4)], name="taken")
-    dead, handle = weakref.ref(module._group), module.table("b")
+    dead, handle = weakref.ref(group_of(module)), module.table("b")
     del module
     gc.collect()
     assert dead() is None
