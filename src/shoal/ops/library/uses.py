@@ -17,22 +17,22 @@ def use_of(table: int, trains: bool, sees: bool = False) -> int:
     return 4 * table + trains + 2 * sees
 
 
-def table_in(use: Any) -> Any:
+def table_in(use: "Any") -> "Any":
     """The table's number: of a tensor of words, or in a kernel."""
     return use >> 2
 
 
-def trains_in(use: Any) -> Any:
+def trains_in(use: "Any") -> "Any":
     """Whether the feature trains."""
     return (use & 1) == 1
 
 
-def may_be_inserted(use: Any) -> Any:
+def may_be_inserted(use: "Any") -> "Any":
     """Whether this feature or another one inserts the keys."""
     return (use & 3) != 0
 
 
-# As kernels call them.
+# As kernels call them. Their annotations are strings: Triton would look a name up among its globals.
 table_of = triton.jit(table_in)
 trains = triton.jit(trains_in)
 is_inserted = triton.jit(may_be_inserted)
