@@ -174,7 +174,7 @@ def test_first_lookups_of_several_threads_are_whole():
     bags.eval()
     wanted = bags(features).values()
     for _ in range(5):
-        group_of(bags)._plans.clear()  # nothing is compiled for this order of features
+        group_of(bags)._plans.forget()  # nothing is compiled for this order of features
         group_of(bags)._newest_plan = None
         outs = [None] * 4
 
