@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 
 import pytest
 import torch
@@ -39,17 +38,20 @@ def test_prefetch_changes_nothing(tiers):
     made = with_tiers(table, forms[tiers]("12KiB", MemoryStorage))
     ahead = shoal.EmbeddingBagCollection([made], device=DEVICE, seed=7)
     wanted = run(plain, map(placed, batches), range(8))
-    ready = threading.Event()
+    has_plan = threading.Event()  # which the first lookup makes: batches are staged from then on
 
-    def slowly():
-        for batch in shoal.prefetch([placed(batch) for batch in batches], ahead):
-            deadline = time.monotonic() + 5
-            while tiers != "two" and not _is_staged(ahead, batch) and time.monotonic() < deadline and ready.is_set():
-                time.sleep(0.01)
-            ready.set()  # the first lookup makes the plan
+    def loader():
+        for number, batch in enumerate(batches):
+            assert not number or has_plan.wait(60)
+            yield placed(batch)
+
+    def staged():
+        for number, batch in enumerate(shoal.prefetch(loader(), ahead)):
+            assert tiers == "two" or _is_staged(ahead, batch) == (number > 0)
             yield batch
+            has_plan.set()
 
-    got = run(ahead, slowly(), range(8))
+    got = run(ahead, staged(), range(8))
     for ours, theirs in zip(got, wanted, strict=True):
         for one, two in zip(ours, theirs, strict=True):
             same(one, two)

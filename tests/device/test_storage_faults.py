@@ -11,6 +11,7 @@ from support.device_pairs import adam, same, small_slabs, with_tiers  # noqa: F4
 from support.device_storages import ON_ONE_FORM, Below, assert_sound
 from support.device_tables import DEVICE, here, placed
 from support.inside import device_rows_of, table_of
+from support.leaving import Leaving
 
 import shoal
 from shoal import Feature, Hbm, Ssd, Table, _native
@@ -249,26 +250,8 @@ def test_a_load_that_fails_leaves_tables_that_it_did_not_reach():
         same(one, two)
 
 
-class Remote(MemoryStorage):
-    """Goes away in the middle of an erase."""
-
-    is_leaving = is_gone = False
-
-    def read(self, keys):
-        if self.is_gone:
-            raise ConnectionError("gone")
-        return super().read(keys)
-
-    def erase(self, keys):
-        if self.is_leaving:
-            self.is_gone = True
-            super().erase(keys[: len(keys) // 2])
-            raise ConnectionError("lost in the middle")
-        return super().erase(keys)
-
-
 def test_rows_are_counted_again_once_a_storage_is_back_that_went_in_an_erase():
-    pair = Below("hbm", adam(), size="3KiB", below=Remote)
+    pair = Below("hbm", adam(), size="3KiB", below=Leaving)
     many = 3 * pair.stats(0).capacity
     pair.each(lambda module: module.table("a").assign(range(many), torch.ones(many, 4, device=DEVICE)))
     table, storage = pair.tiers.table("a"), table_of(pair.tiers).below.lower.storage

@@ -8,7 +8,17 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.batches import kjt, random_kjt
-from support.device_pairs import EXTREME, adam, do_anything, same, slow, small_slabs, with_tiers  # noqa: F401 (a fixture)
+from support.device_pairs import (  # noqa: F401 (a fixture)
+    EXTREME,
+    adam,
+    assert_same_handles,
+    assign_and_erase_between_steps,
+    do_anything,
+    same,
+    slow,
+    small_slabs,
+    with_tiers,
+)
 from support.device_storages import FORMS, ON_ALL_FORMS, ON_ONE_FORM, Below, assert_sound
 from support.device_tables import DEVICE, backward, in_hbm, placed
 from support.inside import device_rows_of
@@ -252,32 +262,13 @@ def test_a_handle_sees_one_table(form):
     for step in range(4):
         pair.step(random_kjt(["a"], bags=8, keys=120, seed=step), seed=step)
     asked = [*range(0, 130, 3), *EXTREME, 3, 3]
-    for ask in ("lookup", "scores", "contains"):
-        same(*pair.each(lambda module, ask=ask: getattr(module.table("a"), ask)(asked).float()))
-    ours, wanted = pair.each(lambda module: module.table("a").state(asked))
-    for name, value in wanted.items():
-        same(ours[name], value, name)
-    assert torch.equal(*pair.each(lambda module: module.table("a").keys()))
-    assert len(pair.tiers.table("a")) == len(pair.whole.table("a"))
+    assert_same_handles(pair, asked)
 
 
 @ON_ALL_FORMS
 def test_assign_erase_and_training_between_each_other(form):
     pair = Below(form, adam(), size="6KiB")
-    generator = torch.Generator().manual_seed(0)
-    for step in range(4):
-        outs, _ = pair.forward(random_kjt(["a"], bags=6, keys=120, seed=step))
-        keys = torch.randint(0, 140, (20,), generator=generator).to(DEVICE)
-        rows = torch.randn(20, 4, generator=generator).to(DEVICE)
-        pair.each(lambda module, keys=keys, rows=rows: module.table("a").assign(keys, rows))
-        gone = torch.randint(0, 140, (15,), generator=generator).to(DEVICE)
-        assert len(set(pair.each(lambda module, gone=gone: module.table("a").erase(gone)))) == 1
-        again, _ = pair.forward(random_kjt(["a"], bags=6, keys=120, seed=step + 20))
-        pair.backward(outs, step)
-        pair.backward(again, step)
-        del outs, again
-        pair.each(lambda module, gone=gone: module.table("a").erase(gone[:5]))
-        assert_sound(pair.tiers)
+    assign_and_erase_between_steps(pair, steps=4, bags=6, keys=120)
     pair.step(random_kjt(["a"]))
     pair.check()
 

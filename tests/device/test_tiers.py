@@ -12,6 +12,8 @@ from support.device_pairs import (  # noqa: F401
     EXTREME,
     adam,
     assert_copies_sound,
+    assert_same_handles,
+    assign_and_erase_between_steps,
     below_of,
     do_anything,
     same,
@@ -413,32 +415,13 @@ def test_a_handle_sees_one_table():
     for step in range(3):
         pair.step(random_kjt(["a"], bags=8, keys=60, seed=step), seed=step)
     asked = [*range(0, 70, 3), *EXTREME]
-    for ask in ("lookup", "scores", "contains"):
-        same(*pair.each(lambda module, ask=ask: getattr(module.table("a"), ask)(asked).float()))
-    ours, wanted = pair.each(lambda module: module.table("a").state(asked))
-    for name, value in wanted.items():
-        same(ours[name], value, name)
-    assert torch.equal(*pair.each(lambda module: module.table("a").keys()))
-    assert len(pair.tiers.table("a")) == len(pair.whole.table("a"))
+    assert_same_handles(pair, asked)
 
 
 @pytest.mark.slow
 def test_assign_erase_and_training_between_each_other():
     pair = Pair(adam(), hbm="1KiB")
-    generator = torch.Generator().manual_seed(0)
-    for step in range(5):
-        outs, _ = pair.forward(random_kjt(["a"], bags=8, keys=60, seed=step))
-        keys = torch.randint(0, 80, (20,), generator=generator).to(DEVICE)
-        rows = torch.randn(20, 4, generator=generator).to(DEVICE)
-        pair.each(lambda module, keys=keys, rows=rows: module.table("a").assign(keys, rows))
-        gone = torch.randint(0, 80, (15,), generator=generator).to(DEVICE)
-        assert len(set(pair.each(lambda module, gone=gone: module.table("a").erase(gone)))) == 1
-        again, _ = pair.forward(random_kjt(["a"], bags=8, keys=60, seed=step + 20))
-        pair.backward(outs, step)
-        assert_copies_sound(pair.tiers)
-        pair.backward(again, step)
-        del outs, again
-        pair.each(lambda module, gone=gone: module.table("a").erase(gone[:5]))
+    assign_and_erase_between_steps(pair, steps=5, bags=8, keys=60)
     pair.step(random_kjt(["a"]))
     pair.check()
 

@@ -53,6 +53,20 @@ def grown(path, versions, **options):
     return bags
 
 
+def parted(path, other, keys, after=lambda _log, _key: None, **options):
+    """Copies a log to `other` and continues both: the log puts the value 7 at each of the keys, the other one 8.
+    `after` is called after each commit."""
+    shutil.copytree(path, other)
+    for one, value in ((path, 7), (other, 8)):
+        bags = one_table()
+        with shoal.ChangeLog(one, **options) as log:
+            shoal.recover(one, bags)
+            for key in keys:
+                put(bags, key, value)
+                log.commit(bags)
+                after(log, key)
+
+
 def test_each_commit_names_the_one_before_it(tmp_path):
     path, bags = tmp_path / "log", made()
     for step in range(3):
@@ -327,14 +341,7 @@ def one_row(path, key, version):
 def test_a_commit_of_another_copy_that_was_put_in_is_refused(tmp_path):
     path = tmp_path / "log"
     grown(path, 3)
-    shutil.copytree(path, tmp_path / "copy")
-    for name, value in (("log", 7), ("copy", 8)):
-        bags = one_table()
-        with shoal.ChangeLog(tmp_path / name) as log:
-            shoal.recover(tmp_path / name, bags)
-            for key in (4, 5):
-                put(bags, key, value)
-                log.commit(bags)
+    parted(path, tmp_path / "copy", (4, 5))
     mine, theirs = ((tmp_path / name / "segments" / f"{1:020}.seg").read_bytes() for name in ("log", "copy"))
     assert len(mine) == len(theirs)
     places = {one.version: one.whole for one in LogReader(Files(str(path))).commits()}
@@ -347,16 +354,7 @@ def test_a_snapshot_of_another_history_is_refused(tmp_path):
     """A log with a snapshot that was not made of its commits: a repair keeps the commits."""
     path = tmp_path / "log"
     grown(path, 3)
-    shutil.copytree(path, tmp_path / "copy")
-    for name, value in (("log", 7), ("copy", 8)):
-        bags = one_table()
-        with shoal.ChangeLog(tmp_path / name) as log:
-            shoal.recover(tmp_path / name, bags)
-            for version in (4, 5, 6):
-                put(bags, version, value)
-                log.commit(bags)
-                if version == 5:
-                    log.compact()
+    parted(path, tmp_path / "copy", (4, 5, 6), lambda log, key: log.compact() if key == 5 else None)
     for name in ("MANIFEST.json", "snapshots"):
         source, target = tmp_path / "copy" / name, path / name
         shutil.rmtree(target) if target.is_dir() else target.unlink()
@@ -380,14 +378,7 @@ def test_any_order_of_whole_commits_is_the_log_or_refused(tmp_path, data):
     base = tmp_path / "base"
     if not base.exists():
         grown(base, 2)
-        shutil.copytree(base, tmp_path / "other")
-        for name, value in (("base", 7), ("other", 8)):
-            bags = one_table()
-            with shoal.ChangeLog(tmp_path / name, fsync="never") as log:
-                shoal.recover(tmp_path / name, bags)
-                for key in (3, 4, 5):
-                    put(bags, key, value)
-                    log.commit(bags)
+        parted(base, tmp_path / "other", (3, 4, 5), fsync="never")
     pieces, ids = [], []
     for name in ("base", "other"):
         content = (tmp_path / name / "segments" / f"{1:020}.seg").read_bytes()

@@ -11,19 +11,21 @@ from shoal.log.threads import in_background, made_ahead
 
 
 def test_items_come_in_order_and_each_is_made_while_the_one_before_it_is_used():
-    made = []
+    made, one_more = [], threading.Semaphore(0)
 
     def items():
         for number in range(5):
             made.append(number)
+            one_more.release()
             yield number
 
     seen = []
+    used = 0
     for item in made_ahead(items()):
         seen.append(item)
-        deadline = time.monotonic() + 60
-        while len(made) < min(item + 2, 5) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        for _ in range(min(item + 2, 5) - used):
+            assert one_more.acquire(timeout=60)
+        used = min(item + 2, 5)
         assert made == list(range(min(item + 2, 5)))
     assert seen == list(range(5))
     assert list(made_ahead(item for item in ())) == []

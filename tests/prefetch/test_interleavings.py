@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.batches import assert_same_rows
 from support.inside import nothing_is_staged
 from support.sweeps import examples
-from support.tiered import assert_equal_outputs, below, collection, outputs, skewed_kjt
+from support.tiered import assert_equal_outputs, backward, below, collection, skewed_kjt
 
 import shoal
 from shoal.storage import MemoryStorage
@@ -62,11 +62,9 @@ def drawn(draw, folder):
     return tables, used
 
 
-def backward(outs, step):
+def backwards(outs, step):
     for out in outs:
-        generator = torch.Generator().manual_seed(step)
-        tensors = outputs(out)
-        torch.autograd.backward(tensors, [torch.randn(tensor.shape, generator=generator) for tensor in tensors])
+        backward(out, step)
 
 
 @settings(max_examples=examples(12))
@@ -94,7 +92,7 @@ def test_whatever_is_done_beside_a_loop(seed, depth, tmp_path_factory):
         if waiting:
             outs = waiting.pop(draw.randrange(len(waiting)))
             if draw.random() < 0.7:
-                backward(outs, step)
+                backwards(outs, step)
 
     def evaluate(step):
         batch = skewed_kjt(features, generator, bags=6)
@@ -157,7 +155,7 @@ def test_whatever_is_done_beside_a_loop(seed, depth, tmp_path_factory):
                     outs = [bags(batch) for bags in both]
                     assert_equal_outputs(outs, step)
                     if draw.random() < 0.9:
-                        backward(outs, step)
+                        backwards(outs, step)
                     outs = None
                 if len(waiting) > 1:
                     waiting.pop(0)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.table.device.group import DeviceGroup
-from support.batches import kjt
+from support.batches import kjt, random_kjt
 from support.device_tables import DEVICE, backward, here, outputs, placed
 from support.inside import device_rows_of, table_of
 
@@ -163,6 +163,36 @@ class Pair:
     def stats(self, tier, name="a"):
         """A tier of a table."""
         return self.tiers.table(name).stats().tiers[tier]
+
+
+def assert_same_handles(pair, asked):
+    """Both handles of table a answer the same."""
+    for ask in ("lookup", "scores", "contains"):
+        same(*pair.each(lambda module, ask=ask: getattr(module.table("a"), ask)(asked).float()))
+    ours, wanted = pair.each(lambda module: module.table("a").state(asked))
+    for name, value in wanted.items():
+        same(ours[name], value, name)
+    assert torch.equal(*pair.each(lambda module: module.table("a").keys()))
+    assert len(pair.tiers.table("a")) == len(pair.whole.table("a"))
+
+
+def assign_and_erase_between_steps(pair, steps, bags, keys):
+    """Rows of table a (of dim 4) are assigned and erased between forwards and their backwards."""
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        outs, _ = pair.forward(random_kjt(["a"], bags=bags, keys=keys, seed=step))
+        some = torch.randint(0, keys + 20, (20,), generator=generator).to(DEVICE)
+        rows = torch.randn(20, 4, generator=generator).to(DEVICE)
+        pair.each(lambda module, some=some, rows=rows: module.table("a").assign(some, rows))
+        gone = torch.randint(0, keys + 20, (15,), generator=generator).to(DEVICE)
+        assert len(set(pair.each(lambda module, gone=gone: module.table("a").erase(gone)))) == 1
+        again, _ = pair.forward(random_kjt(["a"], bags=bags, keys=keys, seed=step + 20))
+        pair.backward(outs, step)
+        pair.sound(pair.tiers)
+        pair.backward(again, step)
+        del outs, again
+        pair.each(lambda module, gone=gone: module.table("a").erase(gone[:5]))
+        pair.sound(pair.tiers)
 
 
 def do_anything(data, pair, pool, steps, most_waiting):

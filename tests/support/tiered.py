@@ -7,6 +7,7 @@ from shoal.storage import MemoryStorage
 
 # Rows of a few dims in this much memory: a few hundred, so that every batch makes some leave.
 SMALL = "24KiB"
+KINDS = ("ssd", "memory")
 
 
 def below(kind, folder):
@@ -18,6 +19,16 @@ def collection(tables, tiers=None, which="bags", seed=3):
     """A collection of Table(**settings), each with these tiers."""
     made = [shoal.Table(**{"tiers": tiers, **settings}) for settings in tables]
     return (shoal.EmbeddingBagCollection if which == "bags" else shoal.EmbeddingCollection)(made, seed=seed)
+
+
+def pair(kind, folder, tables, memory=SMALL, **settings):
+    """The same collection with and without enough memory."""
+    return collection(tables, **settings), collection(tables, [shoal.Dram(memory), below(kind, folder)], **settings)
+
+
+def tier(bags, number, table="t"):
+    """The statistics of one of a table's tiers."""
+    return bags.stats()[table].tiers[number]
 
 
 def skewed_kjt(features, generator, bags=24, keys=2000, longest=5):
@@ -33,6 +44,23 @@ def skewed_kjt(features, generator, bags=24, keys=2000, longest=5):
 def outputs(out):
     """The output tensors of a collection."""
     return [out.values()] if isinstance(out, shoal.KeyedTensor) else [jagged.values() for jagged in out.values()]
+
+
+def backward(out, seed):
+    """A backward with a gradient that depends on nothing but the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = outputs(out)
+    torch.autograd.backward(tensors, [torch.randn(tensor.shape, generator=generator) for tensor in tensors])
+
+
+def train(collections, generator, steps, features=("t",), first=0):
+    """Trains collections on the same batches, and compares their outputs."""
+    for step in range(first, first + steps):
+        batch = skewed_kjt(features, generator)
+        outs = [bags(batch) for bags in collections]
+        assert_equal_outputs(outs, step)
+        for out in outs:
+            backward(out, step)
 
 
 def assert_equal_outputs(outs, step=None):

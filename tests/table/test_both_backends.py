@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.backends import HOST, ON_DEVICE
 from support.inside import group_of, table_of
+from support.leaving import Leaving
 
 import shoal
 from shoal import _native
@@ -317,31 +318,6 @@ def test_a_table_is_whole_again_once_its_lost_rows_are_erased(on, tmp_path):
     assert table.lookup(on.keys(*lost[:2], *kept))[:, 0].tolist() == [1 - LR] * 2 + [key - 100.0 for key in kept]
     assert table.unreadable().tolist() == []
     assert table.stats().tiers[1].failures > 0
-
-
-class Leaving(MemoryStorage):
-    """A storage that goes away in the middle of an erase."""
-
-    is_leaving = is_gone = False
-
-    def _answers(self):
-        if self.is_gone:
-            raise ConnectionError("gone")
-
-    def read(self, keys):
-        self._answers()
-        return super().read(keys)
-
-    def keys(self):
-        self._answers()
-        return super().keys()
-
-    def erase(self, keys):
-        if self.is_leaving:
-            self.is_gone = True
-            super().erase(keys[: len(keys) // 2])
-            raise ConnectionError("lost in the middle")
-        return super().erase(keys)
 
 
 def test_rows_are_counted_again_once_a_storage_is_back_that_failed_in_an_erase(on):

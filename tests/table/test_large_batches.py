@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import assert_same_rows, kjt, memory, train_step
 from support.sweeps import examples
-from support.tiered import assert_equal_outputs, below, collection, outputs
+from support.tiered import KINDS, assert_equal_outputs, below, collection, outputs
 
 import shoal
 from shoal import _native
 from shoal.errors import BackwardError, CapacityError, NonFiniteError, OutOfMemoryError, StorageError
 from shoal.storage import MemoryStorage
 
-KINDS = ("ssd", "memory")
 LITTLE = "8KiB"
 DECAYED = shoal.AdamW(lr=0.1, weight_decay=0.1, bias_correction="global", clip=shoal.Clip(norm=0.5, value=0.3))
 OPTIMIZERS = [

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 
 import pytest
 from support.interrupting import instructions_of, interrupted
@@ -27,9 +26,8 @@ def none_are_left():
     _before.update(threads())
     yield
     gc.collect()
-    end = time.monotonic() + 60
-    while threads() and time.monotonic() < end:
-        time.sleep(0.01)
+    for thread in threads():
+        thread.join(60)
     assert not threads()
 
 
