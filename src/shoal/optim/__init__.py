@@ -3,6 +3,7 @@
 from shoal.optim import adagrad, adam, assign, ftrl, partial_rowwise_adam, rowwise_adagrad, sgd
 from shoal.optim.counts import counts_of, numbers_of
 from shoal.optim.registry import Hyper, State, reference_step, step
+from shoal.optim.rules import kernel_of, raises_nonfinite
 
 __all__ = [
     "Hyper",
@@ -12,8 +13,10 @@ __all__ = [
     "assign",
     "counts_of",
     "ftrl",
+    "kernel_of",
     "numbers_of",
     "partial_rowwise_adam",
+    "raises_nonfinite",
     "reference_step",
     "rowwise_adagrad",
     "sgd",

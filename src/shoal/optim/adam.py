@@ -1,5 +1,7 @@
 """Adam, with L2 or decoupled (AdamW) decay."""
 
+import math
+
 from torch import Tensor
 
 from shoal import _native
@@ -23,9 +25,21 @@ def settings(config: Adam | AdamW | PartialRowwiseAdam, hyper: Hyper, number: in
     return (first, second, hyper["eps"], 1.0 - first**number, 1.0 - second**number)
 
 
+def device_settings(hyper: Hyper) -> tuple[float, ...]:
+    """Logarithms of both betas, from which the device's kernels make powers. A beta of 0 leaves nothing to correct."""
+    return tuple(math.log(beta) if beta > 0.0 else -1e4 for beta in betas(hyper))
+
+
 def make(config: Adam | AdamW, hyper: Hyper, number: int) -> Step:
     decay = {"decoupled_weight_decay" if isinstance(config, AdamW) else "weight_decay": hyper["weight_decay"]}
-    return Step(_native.Optimizer.adam, hyper["lr"], settings(config, hyper, number), **decay)
+    return Step(
+        _native.Optimizer.adam,
+        hyper["lr"],
+        settings(config, hyper, number),
+        device_settings=device_settings(hyper),
+        is_of_one_backward=config.counts_steps,
+        **decay,
+    )
 
 
 def reference(

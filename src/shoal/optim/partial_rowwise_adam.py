@@ -5,7 +5,7 @@ from torch import Tensor
 from shoal import _native
 from shoal.config import PartialRowwiseAdam
 from shoal.ops.update import Step
-from shoal.optim.adam import betas, settings
+from shoal.optim.adam import betas, device_settings, settings
 from shoal.optim.counts import count_update
 from shoal.optim.registry import Hyper, State, register
 
@@ -17,6 +17,8 @@ def make(config: PartialRowwiseAdam, hyper: Hyper, number: int) -> Step:
         settings(config, hyper, number),
         hyper["weight_decay"],
         hyper["decoupled_weight_decay"],
+        device_settings=device_settings(hyper),
+        is_of_one_backward=config.counts_steps,
     )
 
 

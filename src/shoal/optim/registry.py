@@ -1,6 +1,7 @@
 """Which file serves which optimizer setting."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -28,7 +29,9 @@ def register(*configs: type[Optimizer], make: MakeStep, reference: Reference) ->
 
 def step(config: Optimizer, hyper: Hyper, number: int) -> Step:
     """What the kernel does in the table's backward `number` (from 1), with the settings as they are now."""
-    return _steps[type(config)][0](config, hyper, number)
+    made = _steps[type(config)][0](config, hyper, number)
+    clip = config.clip
+    return replace(made, clip_value=clip.value or 0.0, clip_norm=clip.norm or 0.0, max_norm=config.max_norm or 0.0)
 
 
 def reference_step(

@@ -12,7 +12,12 @@ from shoal.config import get_num_threads
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimizer does in one backward, as the kernel takes it. `settings` are numbered in its C++ file."""
+    """What one optimizer does in one backward, as the kernel takes it.
+
+    settings: numbered in its C++ file. device_settings: more, that only the kernels of devices read, after `settings`.
+    clip_value, clip_norm, max_norm: limits; 0 is none.
+    is_of_one_backward: whether the table's next backward has another step while no setting changes.
+    """
 
     kind: _native.Optimizer
     lr: float = 0.0
@@ -20,11 +25,42 @@ class Step:
     weight_decay: float = 0.0
     decoupled_weight_decay: float = 0.0
     reduce: _native.Reduce = _native.Reduce.sum
+    device_settings: tuple[float, ...] = ()
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
+    max_norm: float = 0.0
+    is_of_one_backward: bool = False
 
     @property
     def shrink(self) -> float:
         """The factor of decoupled decay."""
         return 1.0 - self.lr * self.decoupled_weight_decay
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is no decay and no limit: kernels leave these out."""
+        limits = self.clip_value, self.clip_norm, self.max_norm
+        return not any(limits) and self.weight_decay == 0.0 and self.shrink == 1.0
+
+    @property
+    def device_numbers(self) -> tuple[float, ...]:
+        """All its numbers in the order of the columns that `ops.update.apply` names."""
+        limits = self.clip_value, self.clip_norm, self.max_norm
+        return (self.lr, self.weight_decay, self.shrink, *limits, *self.settings, *self.device_settings)
+
+    def tell(self, table: _native.UpdateTable) -> None:
+        """Make it the step of the table's next updates in the core."""
+        table.set(
+            self.kind,
+            self.reduce,
+            float(self.lr),
+            self.settings,
+            float(self.weight_decay),
+            float(self.shrink),
+            self.clip_value,
+            self.clip_norm,
+            self.max_norm,
+        )
 
 
 @dataclass(frozen=True)

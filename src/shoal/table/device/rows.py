@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from shoal import _native
+from shoal import _native, optim
 from shoal.config import Constant, Normal, Table, Uniform, Zeros
 from shoal.config.dtypes import WEIGHTS
 from shoal.index.arguments import Batch, Finding, FoundLists, Lost, Tiering
@@ -82,8 +82,7 @@ class DeviceRows(DeviceRoom):
         for config in configs:
             layout = Layout(config.format, whole=is_tiered(config))
             # Tables with a budget are apart: once their family has all the slots it may, it needs no more.
-            duplicates = getattr(config.optimizer, "duplicates", None)
-            kind = (layout, type(config.optimizer), duplicates, budget_of(config) is not None, is_tiered(config))
+            kind = (layout, optim.kernel_of(config.optimizer), budget_of(config) is not None, is_tiered(config))
             if kind not in kinds:
                 kinds.append(kind)
                 layouts.append(layout)

@@ -58,11 +58,6 @@ class DeviceTable:
     def step(self, step: int) -> None:
         self._rows.steps[self._number] = step
 
-    @property
-    def raises(self) -> bool:
-        """Whether gradients that are not finite are an error rather than left out."""
-        return self.config.optimizer is not None and self.config.optimizer.clip.nonfinite == "raise"
-
     def __len__(self) -> int:
         return int(self._rows.ledger.keys[self._number]) + (0 if self.below is None else self.below.away)
 

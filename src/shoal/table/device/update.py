@@ -1,6 +1,5 @@
 """Backwards on the device: sort, reduce, update. Launches only; nothing waits."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -108,15 +107,10 @@ class Settings:
                 continue
             # Steps that depend on the table's step take it from the device: any other than 0 says so.
             step = optim.step(optimizer, hypers[number], 1)
-            limits = [optimizer.clip.value or 0.0, optimizer.clip.norm or 0.0, optimizer.max_norm or 0.0]
-            row = [step.lr, step.weight_decay, step.shrink, *limits, *step.settings]
-            if "betas" in hypers[number]:  # a beta of 0 leaves nothing to correct
-                row += [math.log(beta) if beta > 0.0 else -1e4 for beta in hypers[number]["betas"]]
-            table[number, : len(row)] = row
+            table[number, : len(step.device_numbers)] = step.device_numbers
             self.kinds[family] = OPTIMIZER_STEPS[step.kind]
             self.reductions[family] = _REDUCTIONS[step.reduce]
-            plain = not any(limits) and step.weight_decay == 0.0 and step.shrink == 1.0
-            self.plain[family] = self.plain.get(family, True) and plain
+            self.plain[family] = self.plain.get(family, True) and step.is_plain
         self.device.copy_(_send(torch.from_numpy(table), self.device.device), non_blocking=True)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.errors import CapacityError, InputError, NonFiniteError
+from shoal.optim import raises_nonfinite
 from shoal.table.device.room import last_tier
 from shoal.table.device.rows import DeviceRows
 from shoal.table.device.table import DeviceTable
@@ -78,7 +79,7 @@ class Wrong:
         overflowed = [
             f"{count} of {table.config.name!r}"
             for table, count in zip(self._tables, skipped.tolist(), strict=True)
-            if count and table.raises
+            if count and raises_nonfinite(table.config.optimizer)
         ]
         if overflowed:
             raise NonFiniteError(

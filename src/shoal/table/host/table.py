@@ -56,11 +56,6 @@ class HostTable(HostMemory):
         """Positions of batches whose keys were below memory."""
         return self.tally.fetched
 
-    @property
-    def raises(self) -> bool:
-        """Whether gradients that are not finite are an error rather than left out."""
-        return self.config.optimizer is not None and self.config.optimizer.clip.nonfinite == "raise"
-
     # ---- rows that come
 
     @staticmethod
@@ -177,31 +172,20 @@ class HostTable(HostMemory):
 
     def native_update(self, score: float, grad_scale: float) -> _native.UpdateTable:
         """This table's part of the backward that comes next."""
-        optimizer = self.config.optimizer
-        assert optimizer is not None
         settings = tuple(self.optimizer_hyper.values())
-        if settings != self._update_settings or optimizer.counts_steps:
-            self._set(self._update)
-            self._update_settings = settings
+        if settings != self._update_settings:
+            is_of_one_backward = self._set(self._update)
+            self._update_settings = None if is_of_one_backward else settings
         self._update.begin(score, self.clock, grad_scale, self.listed)
         return self._update
 
-    def _set(self, update: _native.UpdateTable) -> None:
-        """Tell it the optimizer's settings as they are for the next backward."""
+    def _set(self, update: _native.UpdateTable) -> bool:
+        """Tell it the step of the next backward; returns whether the one after that has another."""
         optimizer = self.config.optimizer
         assert optimizer is not None
         step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
-        update.set(
-            step.kind,
-            step.reduce,
-            float(step.lr),
-            step.settings,
-            float(step.weight_decay),
-            float(step.shrink),
-            optimizer.clip.value or 0.0,
-            optimizer.clip.norm or 0.0,
-            optimizer.max_norm or 0.0,
-        )
+        step.tell(update)
+        return step.is_of_one_backward
 
     def drop_gradients(self, rows: int) -> None:
         """Count gradients that went nowhere, since their keys have no row."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from shoal.errors import NonFiniteError
 from shoal.ops.update import LeftOut, all_finite, update, weight_gradients
+from shoal.optim import raises_nonfinite
 from shoal.table.decided import Decided
 from shoal.table.host.forward import Forward
 from shoal.table.host.large import Large, LargeUpdate
@@ -71,7 +72,7 @@ class Updates:
         overflowed = [(trained[counts.table], counts.overflowed) for counts in left_out]
         if overflowed and scale is not None:
             scale.found_nonfinite()
-        elif any(table.raises for table, _ in overflowed):
+        elif any(raises_nonfinite(table.config.optimizer) for table, _ in overflowed):
             rows = ", ".join(f"{count} of {table.config.name!r}" for table, count in overflowed)
             raise NonFiniteError(
                 f"[{self._name}] gradients are finite, but for some rows their sum is too large (its norm above 1e15): "
@@ -119,7 +120,9 @@ class Updates:
             for part in forward.plan.parts
             if part.trains and self._is_reached(forward, grads, offsets, part)
         ]
-        return [Reached(table.config.name, feature, table.raises) for table, feature in found]
+        return [
+            Reached(table.config.name, feature, raises_nonfinite(table.config.optimizer)) for table, feature in found
+        ]
 
     @staticmethod
     def _is_reached(forward: Forward, grads: Sequence[Tensor], offsets: Tensor, part: Part) -> bool:
