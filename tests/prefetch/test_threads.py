@@ -14,7 +14,7 @@ import shoal
 from shoal.storage import MemoryStorage
 from shoal.table import StagedTogether
 from shoal.table.host.staging import HostStaging
-from shoal.table.lower.threads import Readers
+from shoal.table.lower.threads import IoThreads
 
 pytestmark = pytest.mark.threads
 
@@ -44,7 +44,7 @@ def test_a_batch_that_waits_for_one_collections_memory_takes_none_of_anothers(tm
     one = spilling("memory", tmp_path)
     part = one.stage(batches(1)[0])
     part.find(1)
-    both = StagedTogether([part, Full()], Readers(1))
+    both = StagedTogether([part, Full()], IoThreads(1))
     assert not both.may_read(is_first=False)
     assert one.stats()["t"].tiers[-1].ahead_bytes == 0
     assert both.may_read(is_first=True)

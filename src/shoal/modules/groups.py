@@ -35,12 +35,12 @@ from shoal.table.forked import OwnProcess
 from shoal.table.lease import Leases
 from shoal.table.lifecycle.admission import Admission
 from shoal.table.lock import in_lock_order
-from shoal.table.lower.threads import Readers
+from shoal.table.lower.threads import IoThreads
 from shoal.table.nonfinite import require_skipping
 from shoal.table.protocols import Habits
 
 # Groups whose rows are read from below at a time.
-_MOST_READ = 8
+_MOST_IO_THREADS = 8
 
 
 def groups_of(configs: Sequence[Table]) -> list[list[int]]:
@@ -98,7 +98,7 @@ class Groups:
         self.habits: Habits | None = None
         self._leases: Leases[_Forward] = Leases()
         self._own = _native.RwLock().alone()  # of the leases alone
-        self._threads = Readers(_MOST_READ)
+        self._io_threads = IoThreads(_MOST_IO_THREADS)
         configs = [table.config for table in self.tables]
         groups = [at for at, _ in self._places]
         self._columns = Columns.of([one.dim * len(one.features) for one in configs], groups, len(members))
@@ -238,7 +238,7 @@ class Groups:
             for part in parts:
                 part.release()
             raise
-        return StagedTogether(parts, self._threads) if len(parts) > 1 else next(iter(parts), None)
+        return StagedTogether(parts, self._io_threads) if len(parts) > 1 else next(iter(parts), None)
 
     # ---- one batch
 

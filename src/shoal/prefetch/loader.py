@@ -13,13 +13,13 @@ from shoal.config.checked import integer
 from shoal.errors import ConfigError, InputError, ShoalError
 from shoal.prefetch.run import Run
 from shoal.table import StagedTogether, Staging, collections_in
-from shoal.table.lower.threads import Readers
+from shoal.table.lower.threads import IoThreads
 
 BatchT = TypeVar("BatchT")
 
 _WHAT_TO_PASS = "Pass prefetch(..., features=a function that finds it in a batch), such as lambda batch: batch[0]."
 # Threads that read for second and further collections: of up to eight batches, mostly of two or three collections.
-_MOST_READERS = 16
+_MOST_IO_THREADS = 16
 
 
 class Stages(Protocol):
@@ -86,7 +86,7 @@ class Prefetch(Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         devices = {bags.device: None for bags in self._bags if bags.device.type == "cuda"}
         moved = _Moved()
-        stage = partial(self._stage, Readers(_MOST_READERS), moved)
+        stage = partial(self._stage, IoThreads(_MOST_IO_THREADS), moved)
         run: Run[BatchT] | None = None
         try:
             run = Run(iter(self._loader), stage, self._depth, list(devices))
@@ -102,7 +102,7 @@ class Prefetch(Generic[BatchT]):
                 run.close()
             moved.close()
 
-    def _stage(self, readers: Readers, moved: _Moved, batch: BatchT) -> Staging | None:
+    def _stage(self, io_threads: IoThreads, moved: _Moved, batch: BatchT) -> Staging | None:
         found = batch if self._features is None else self._features(batch)
         each = list(found) if isinstance(found, (list, tuple)) else [found] * len(self._bags)
         if len(each) != len(self._bags):
@@ -132,7 +132,7 @@ class Prefetch(Generic[BatchT]):
             raise
         finally:
             moved.add(let_go)
-        return StagedTogether(parts, readers) if parts else None
+        return StagedTogether(parts, io_threads) if parts else None
 
     def _require_one_device(self, each: Sequence[Any]) -> None:
         """What one collection's device has, another's has not."""

@@ -37,7 +37,7 @@ BatchT = TypeVar("BatchT")
 # How often a thread that waits for room looks whether there is some.
 _LOOK_SECONDS = 0.02
 # Batches that are read at a time.
-_MOST_READERS = 8
+_MOST_IO_THREADS = 8
 # A loader that does not answer is left alone after so long. Other threads are left sooner, since they may wait for a
 # lock that the closing thread holds: they end when they can, and release their batches.
 _JOIN_SECONDS = 10.0
@@ -127,10 +127,10 @@ class Run(Generic[BatchT]):
         self._error: BaseException | None = None
         self._failure: str | None = None  # of a storage: the first one
         self._has_warned = False
-        self._readers = min(depth, _MOST_READERS)
-        self._finding = threading.Lock()  # by a reader: batches are found in their order
+        self._io_threads = min(depth, _MOST_IO_THREADS)
+        self._finding = threading.Lock()  # by an I/O thread: batches are found in their order
         self._process = os.getpid()
-        works = [("load", self._load_all), *[("read", self._read_all)] * self._readers, ("place", self._place_all)]
+        works = [("load", self._load_all), *[("read", self._read_all)] * self._io_threads, ("place", self._place_all)]
         _running.add(self)
         self._threads = [
             threading.Thread(target=work, name=f"shoal-prefetch-{name}", daemon=True) for name, work in works
@@ -375,9 +375,9 @@ class Run(Generic[BatchT]):
                 ahead.is_read = True
                 self._say_who_places()
         with self._lock:
-            self._readers -= 1
-            found.came.notify()  # another reader may wait for what will not come
-        if not self._readers:
+            self._io_threads -= 1
+            found.came.notify()  # another I/O thread may wait for what will not come
+        if not self._io_threads:
             self._end(read)
 
     def _place_all(self) -> None:

@@ -22,7 +22,7 @@ from shoal.table.job import this_rank
 from shoal.table.lease import Leases
 from shoal.table.lifecycle.admission import Admission
 from shoal.table.lock import Around
-from shoal.table.lower.threads import Readers
+from shoal.table.lower.threads import IoThreads
 from shoal.table.nonfinite import Judged
 from shoal.table.plans import Plans
 from shoal.table.protocols import GroupTable, Habits, LossScale
@@ -30,7 +30,7 @@ from shoal.table.request import Batch, Each, Pooled, Request, Update
 from shoal.table.staging import Staging
 
 # Storages that are read at a time.
-_READERS = 8
+_MOST_IO_THREADS = 8
 
 
 class Group(ABC):
@@ -55,7 +55,7 @@ class Group(ABC):
         self.staged: dict[tuple[int, int], Any] = {}  # batches that are staged, by the address of their values
         self.decided = Decided(self.tables)
         # Each of its threads waits for a table's storage; none is started before it is needed.
-        self.readers = Readers(_READERS)
+        self.io_threads = IoThreads(_MOST_IO_THREADS)
         self.process = OwnProcess()
         this_rank()  # remembered for logs, which may be written when the process group is gone
 

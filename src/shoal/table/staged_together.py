@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
-from shoal.table.lower.threads import Readers
+from shoal.table.lower.threads import IoThreads
 from shoal.table.staging import Staging
 
 
 class StagedTogether:
     """One batch on its way to several groups or collections."""
 
-    def __init__(self, parts: Sequence[Staging], readers: Readers) -> None:
+    def __init__(self, parts: Sequence[Staging], io_threads: IoThreads) -> None:
         self._parts = parts
-        self._readers = readers
+        self._io_threads = io_threads
         self.waits = any(part.waits for part in parts)
         self.in_loop = all(part.in_loop for part in parts)
 
@@ -28,7 +28,7 @@ class StagedTogether:
 
     def read(self) -> None:
         if self.waits:  # at the same time: storages may be far away
-            self._readers.map(lambda part: part.read(), self._parts)
+            self._io_threads.map(lambda part: part.read(), self._parts)
         else:
             for part in self._parts:
                 part.read()

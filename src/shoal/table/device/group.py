@@ -227,7 +227,7 @@ class DeviceGroup(Group):
                 Asked(below.lower, one.keys, known.get(number))
                 for below, (number, one) in zip(belows, missing.items(), strict=True)
             ],
-            self.readers,
+            self.io_threads,
         )
         return {
             number: below.bring(one, answer, pins, training)

@@ -128,7 +128,8 @@ class DeviceStaging:
         for number in asked:
             self.answers[number].is_unread = False
         answers = read_below(
-            [Asked(self.group.below(number).lower, self.answers[number].keys) for number in asked], self.group.readers
+            [Asked(self.group.below(number).lower, self.answers[number].keys) for number in asked],
+            self.group.io_threads,
         )
         for number, answer in zip(asked, answers, strict=True):
             self.answers[number].set(answer)

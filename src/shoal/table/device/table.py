@@ -255,7 +255,7 @@ class DeviceTable:
         """Nothing: flags are kept whether anybody reads them or not."""
 
     def seal(self) -> None:
-        """Tell the readers of changes what changed up to now."""
+        """Tell the cursors what changed up to now."""
         if not self.changes.are_read:
             return
         keys, _slots = self._rows.index.entries(self._number)

@@ -161,7 +161,7 @@ class HostGroup(Group):
                         if not missing.fit(self._in_use):
                             return out, self._in_pieces(forward, batch, out, keep)
                         if not is_exclusive:
-                            missing.ask(asked, self.readers)
+                            missing.ask(asked, self.io_threads)
                             if any(staged.found for staged in asked.values()):
                                 # Rows are to come into memory, which the shared lock does not allow.
                                 is_exclusive = True
@@ -229,7 +229,7 @@ class HostGroup(Group):
         """Bring what is missing into memory. False: memory turned out to be too small, and nothing changed."""
         answers = asked or (staging.answers if staging is not None else {})
         try:
-            came = missing.bring(answers, batch.values, self._admissions, self._in_use, self.readers)
+            came = missing.bring(answers, batch.values, self._admissions, self._in_use, self.io_threads)
         except CapacityError:
             if not forward.plan.deep:
                 raise

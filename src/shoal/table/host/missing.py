@@ -17,7 +17,7 @@ from shoal.table.host.table import HostTable
 from shoal.table.lifecycle.admission import Admission, Candidates, admitted
 from shoal.table.lower.read import Asked, read_below
 from shoal.table.lower.staged import Staged
-from shoal.table.lower.threads import Readers
+from shoal.table.lower.threads import IoThreads
 
 
 class Missing:
@@ -59,14 +59,14 @@ class Missing:
 
     # ---- what becomes of them
 
-    def ask(self, asked: dict[int, Staged], readers: Readers) -> None:
+    def ask(self, asked: dict[int, Staged], io_threads: IoThreads) -> None:
         """Add to `asked` what is below, by table. The caller releases each."""
         questions = []
         for at, (number, table) in enumerate(zip(self.numbers, self.tables, strict=True)):
             assert table.below is not None  # without births only such tables lack keys
             asked[number] = table.below.stage(self._keys.keys(at), ahead=False)
             questions.append(Asked(table.below, asked[number].keys))
-        for number, answer in zip(self.numbers, read_below(questions, readers), strict=True):
+        for number, answer in zip(self.numbers, read_below(questions, io_threads), strict=True):
             asked[number].set(answer)
 
     def read_as_missing(self) -> None:
@@ -81,14 +81,14 @@ class Missing:
         values: Tensor,
         admissions: Mapping[int, Admission],
         in_use: InUse,
-        readers: Readers,
+        io_threads: IoThreads,
     ) -> list[tuple[int, Arrivals]]:
         """Give them rows from below and births, all of them or none, and finish the output; returns what came, by the
         tables' numbers.
 
         `answers`: what is known of what is below; `values`: the batch's.
         """
-        coming = self._coming(self._read_below(answers, readers), values, admissions)
+        coming = self._coming(self._read_below(answers, io_threads), values, admissions)
         bags = self._forward.bags
         try:
             in_use.arriving = self._forward
@@ -105,14 +105,14 @@ class Missing:
                 table.tally.add(fetched=self._keys.positions(at, which.masked_scatter(which, come.fetched)))
         return [(number, come) for number, (come, _which) in zip(self.numbers, coming, strict=True)]
 
-    def _read_below(self, answers: Mapping[int, Staged], readers: Readers) -> dict[int, Answer]:
+    def _read_below(self, answers: Mapping[int, Staged], io_threads: IoThreads) -> dict[int, Answer]:
         """What is below of each table that has something there, by its place among these tables."""
         questions = {
             at: Asked(table.below, self._keys.keys(at), answers.get(number))
             for at, (number, table) in enumerate(zip(self.numbers, self.tables, strict=True))
             if table.below is not None
         }
-        return dict(zip(questions, read_below(list(questions.values()), readers), strict=True))
+        return dict(zip(questions, read_below(list(questions.values()), io_threads), strict=True))
 
     def _coming(
         self, below: Mapping[int, Answer], values: Tensor, admissions: Mapping[int, Admission]

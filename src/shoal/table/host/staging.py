@@ -109,7 +109,7 @@ class HostStaging:
         for _number, staged in asked:
             staged.is_unread = False
         answers = read_below(
-            [Asked(self.group.below(number), staged.keys) for number, staged in asked], self.group.readers
+            [Asked(self.group.below(number), staged.keys) for number, staged in asked], self.group.io_threads
         )
         for (_number, staged), answer in zip(asked, answers, strict=True):
             staged.set(answer)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.storage import Answer
 from shoal.storage.packed import empty_packed
 from shoal.table.lower.staged import Staged
-from shoal.table.lower.threads import Readers
+from shoal.table.lower.threads import IoThreads
 from shoal.table.lower.tier import Below
 
 # Rows that are read ahead may take bytes outside of the table's memory: this part of it, and no more than so many.
@@ -30,13 +30,13 @@ class Asked:
     staged: Staged | None = None
 
 
-def read_below(asked: Sequence[Asked], readers: Readers) -> list[Answer]:
+def read_below(asked: Sequence[Asked], io_threads: IoThreads) -> list[Answer]:
     """What the tables have of their keys."""
     unread = [_Unread(one) for one in asked]
     waiting = [one for one in unread if len(one.rest)]
     disks = [one for one in waiting if one.below.is_disk]
     calls = [[one] for one in waiting if not one.below.is_disk] + ([disks] if disks else [])
-    readers.map(_read, calls)
+    io_threads.map(_read, calls)
     return [one.answer() for one in unread]
 
 

@@ -14,7 +14,7 @@ ResultT = TypeVar("ResultT")
 _Work = Callable[[], None]
 
 
-class Readers:
+class IoThreads:
     """Up to so many I/O threads, each made when it is first needed. They end with this object, and do not keep the
     process alive: a storage may never answer.
 
@@ -89,7 +89,7 @@ def _help(
 
 
 def _serve(works: "SimpleQueue[_Work | None]", idle: "deque[None]") -> None:
-    # It has no reference to its Readers, which would live as long as it.
+    # It has no reference to its IoThreads, which would live as long as it.
     while (work := works.get()) is not None:
         work()
         del work  # or what it knows stays until the next one
