@@ -118,7 +118,7 @@ def recorded(monkeypatch, *methods):
 
 def test_the_loop_finds_and_places_and_threads_do_what_may_wait(tmp_path, monkeypatch):
     main = threading.current_thread().name
-    seen = recorded(monkeypatch, "_find", "place_into_room", "place", "read", "_let_leave")
+    seen = recorded(monkeypatch, "_find", "place_into_room", "place", "read", "_end_departures")
     plain, ahead = collection([TABLE]), spilling("ssd", tmp_path)
     wanted = train(plain, batches(60))
     got = train(ahead, shoal.prefetch(batches(60), ahead))
@@ -128,7 +128,7 @@ def test_the_loop_finds_and_places_and_threads_do_what_may_wait(tmp_path, monkey
     assert len(seen["read"]) == 60 and set(seen["read"]) == {"shoal-prefetch-read"}
     assert set(seen["place_into_room"]) == {main}
     # Memory is full after some steps: rows have to leave for others from then on.
-    assert set(seen["place"]) == set(seen["_let_leave"]) == {"shoal-prefetch-place"}
+    assert set(seen["place"]) == set(seen["_end_departures"]) == {"shoal-prefetch-place"}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])

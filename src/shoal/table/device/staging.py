@@ -4,7 +4,7 @@ Staging only places. Rows that a storage has are read without the group's lock; 
 on a stream of their own. Births and scores are the lookup's, and so is what a table counts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,8 +17,8 @@ from shoal.table.device.plan import DevicePlan
 from shoal.table.device.residency import DeviceMemory
 from shoal.table.device.rows import Pins
 from shoal.table.lower.departures import Departure, Departures
-from shoal.table.lower.read import Asked, may_read_ahead, read_below
-from shoal.table.lower.staged import Staged
+from shoal.table.lower.staging import StagedBatch
+from shoal.table.lower.tier import Below
 from shoal.table.staging import address_of
 from shoal.torch_private import version_of
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from shoal.table.device.group import DeviceGroup
 
 
-class DeviceStaging:
-    """One batch. `answers`: what the storages below said of its keys, by table."""
+class DeviceStaging(StagedBatch):
+    """A staged batch of tables on a device."""
 
     in_loop = False
+    group: "DeviceGroup"
 
     def __init__(self, group: "DeviceGroup", plan: DevicePlan, values: Tensor, offsets: Tensor) -> None:
-        self.group = group
+        super().__init__(group, values)
         self.plan = plan
         self.waits = plan.deep
         self.values, self.offsets = values.contiguous(), offsets.contiguous()
-        self.answers: dict[int, Staged] = {}
         self.births: dict[int, int] = {}  # of its keys those that had no row, by table
         self.ready: torch.cuda.Event | None = None
         if values.is_cuda:
@@ -44,12 +44,11 @@ class DeviceStaging:
             self.ready.record(torch.cuda.current_stream(values.device))
             for tensor in (self.values, self.offsets):
                 tensor.record_stream(group.placing_stream)
-        self.address = address_of(values)
         self._as_found = version_of(values), version_of(offsets)
         self._offsets_at = address_of(offsets)
         self._missing: dict[int, Missing] = {}
         self._epochs: list[int] = []
-        self._is_found = self._is_placed = self._is_released = False
+        self._is_found = self._is_placed = False
         self.number = group.number_ahead()
         group.staged[self.address] = self
 
@@ -82,6 +81,12 @@ class DeviceStaging:
     def _epochs_now(self) -> list[int]:
         return [self.group.below(number).epoch for number in self._deep()]
 
+    def _lower(self, number: int) -> Below:
+        return self.group.below(number).lower
+
+    def _budget(self, number: int) -> int | None:
+        return self.group.below(number).budget
+
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self.ready is None else torch.cuda.stream(self.group.placing_stream)
 
@@ -100,7 +105,7 @@ class DeviceStaging:
     def _find(self) -> None:
         group = self.group
         for number in self._deep():
-            self.answers[number] = group.below(number).lower.listen()
+            self.answers[number] = self._lower(number).listen()
         self._epochs = self._epochs_now()
         with self._on_stream():
             if self.ready is not None:
@@ -109,30 +114,7 @@ class DeviceStaging:
                 found = group.missing.launch(self.plan, self.values, self.offsets, self.pins)
             self._missing = dict(group.missing.read(found, self.values))
         for number, missing in self._missing.items():
-            group.below(number).lower.ask(self.answers[number], missing.keys)
-
-    def may_read(self, is_first: bool) -> bool:
-        """Whether what it reads may be in memory, too."""
-        belows = [(self.group.below(number), self.answers[number]) for number in self._missing]
-        return may_read_ahead([(below.lower, staged, below.budget) for below, staged in belows], is_first)
-
-    def expect(self) -> None:
-        """What it reads is coming to memory."""
-        for number in self._missing:
-            self.answers[number].expect(self.group.below(number).lower.row_bytes)
-
-    def read(self) -> None:
-        """Read it."""
-        self.find()
-        asked = [number for number in self._missing if len(self.answers[number].keys)]
-        for number in asked:
-            self.answers[number].is_unread = False
-        answers = read_below(
-            [Asked(self.group.below(number).lower, self.answers[number].keys) for number in asked],
-            self.group.io_threads,
-        )
-        for number, answer in zip(asked, answers, strict=True):
-            self.answers[number].set(answer)
+            self._lower(number).ask(self.answers[number], missing.keys)
 
     # ---- to where kernels reach them, and up
 
@@ -155,16 +137,16 @@ class DeviceStaging:
         """Put what was read in memory; says whether it is all there."""
         waiting = list(self._missing)
         while waiting:
-            leaving = Departures()
+            departures = Departures()
             with self._on_stream(), self.group.writing():
-                if self.group.staged.get(self.address) is not self:
-                    return False  # looked up already, or dropped
+                if not self._is_wanted:
+                    return False
                 waiting = [number for number in waiting if not self._has_put(number)]
                 if waiting:
-                    leaving = self._begin_leaving(waiting)
-            if waiting and not leaving and not may_wait():
+                    departures = self._begin_departures(waiting)
+            if waiting and not departures and not may_wait():
                 return False
-            self._let_leave(leaving)
+            self._end_departures(departures)
         with self._on_stream(), self.group.writing():
             return all(self._is_known(number) for number in self._missing)
 
@@ -186,36 +168,11 @@ class DeviceStaging:
         self.births[number] = int((absent & missing.trains).sum())
         return bool(self.answers[number].known(missing.keys[absent])[0].all())
 
-    def _begin_leaving(self, numbers: Sequence[int]) -> Departures:
-        leaving = Departures()
-        try:
-            for number in numbers:
-                below = self.group.below(number)
-                below.keep(self._missing[number].keys, self.pins)  # what others brought meanwhile stays
-                lacking = len(self._missing[number].keys) - below.spare()
-                if chosen := below.begin_departure(lacking, self.pins):
-                    leaving.add(below, chosen, below.lower.writing, partial(self._end_leaving, below, chosen))
-        except BaseException:
-            leaving.call_off()
-            raise
-        return leaving
+    def _add_departure(self, number: int, departures: Departures) -> None:
+        below, keys = self.group.below(number), self._missing[number].keys
+        below.keep(keys, self.pins)  # what others brought meanwhile stays
+        if chosen := below.begin_departure(len(keys) - below.spare(), self.pins):
+            departures.add(below, chosen, below.lower.writing, partial(self._end_departure, below, chosen))
 
-    def _end_leaving(self, below: DeviceMemory, leaving: Departure) -> None:
-        below.end_departure(leaving, self.pins)
-
-    def _let_leave(self, leaving: Departures) -> None:
-        """Write what leaves, without the group's lock; then it may."""
-        failed = leaving.write()
-        if leaving:
-            with self._on_stream(), self.group.writing():
-                leaving.end()
-        if failed is not None:
-            raise failed
-
-    def release(self) -> None:
-        """It is not needed any more: its rows may leave."""
-        self._is_released = True
-        if self.group.staged.get(self.address) is self:
-            self.group.staged.pop(self.address, None)
-        for number, staged in tuple(self.answers.items()):  # its own thread may still be adding to them
-            self.group.below(number).lower.unstage(staged)
+    def _end_departure(self, below: DeviceMemory, departure: Departure) -> None:
+        below.end_departure(departure, self.pins)

@@ -15,10 +15,8 @@ from shoal import _native
 from shoal.ops.pool import bags_of, has_bags_of
 from shoal.table.host.plan import Plan
 from shoal.table.lower.departures import Departures
-from shoal.table.lower.read import Asked, may_read_ahead, read_below
-from shoal.table.lower.staged import Staged
+from shoal.table.lower.staging import StagedBatch
 from shoal.table.lower.tier import Below
-from shoal.table.staging import address_of
 
 if TYPE_CHECKING:
     from shoal.table.host.group import HostGroup
@@ -28,16 +26,15 @@ if TYPE_CHECKING:
 _THREADS = 1
 
 
-class HostStaging:
-    """One batch on its way. `answers` says what the storages below said of its keys, by table."""
+class HostStaging(StagedBatch):
+    """A staged batch of tables in host memory."""
 
     waits = in_loop = True
+    group: "HostGroup"
 
     def __init__(self, group: "HostGroup", names: list[str], values: Tensor, offsets: Tensor) -> None:
-        self.group = group
-        self.address = address_of(values)
-        self.answers: dict[int, Staged] = {}
-        self.is_found = self._is_released = self._is_begun = False
+        super().__init__(group, values)
+        self.is_found = self._is_begun = False
         self._names = names
         self._values, self._offsets = values, offsets  # kept: no other batch may have their place
         group.process.require(group.name)
@@ -49,7 +46,13 @@ class HostStaging:
             plan: Plan = self.group._plan(self._names)
         return plan
 
-    def find(self, threads: int) -> None:
+    def _lower(self, number: int) -> Below:
+        return self.group.below(number)
+
+    def _budget(self, number: int) -> int | None:
+        return self.group.tables[number].budget
+
+    def find(self, threads: int = 1) -> None:
         """Find which of its keys are not in memory."""
         if self._is_begun or self._is_released:
             return
@@ -89,31 +92,6 @@ class HostStaging:
         may have one by now."""
         return plan is self.plan and self._epochs_now() == self._epochs and has_bags_of(self.bags, values, offsets)
 
-    def may_read(self, is_first: bool) -> bool:
-        """Whether what it reads may be in memory, too."""
-        group = self.group
-        asked = [
-            (group.below(number), staged, group.tables[number].budget) for number, staged in tuple(self.answers.items())
-        ]
-        return may_read_ahead(asked, is_first)
-
-    def expect(self) -> None:
-        """What it reads is coming to memory."""
-        for number, staged in tuple(self.answers.items()):
-            staged.expect(self.group.below(number).row_bytes)
-
-    def read(self) -> None:
-        """Read what is below, all tables at a time: a disk is slow with few requests in hand."""
-        self.find(_THREADS)
-        asked = list(self.answers.items())
-        for _number, staged in asked:
-            staged.is_unread = False
-        answers = read_below(
-            [Asked(self.group.below(number), staged.keys) for number, staged in asked], self.group.io_threads
-        )
-        for (_number, staged), answer in zip(asked, answers, strict=True):
-            staged.set(answer)
-
     def has_room(self) -> bool:
         """Whether what was asked for fits into memory now."""
         with self.group.reading():
@@ -133,15 +111,10 @@ class HostStaging:
                 if not self._is_wanted:
                     return
                 waiting = self._place(waiting, _THREADS)
-                leaving = self._begin_leaving(waiting)
-            if waiting and not leaving and not may_wait():
+                departures = self._begin_departures(waiting)
+            if waiting and not departures and not may_wait():
                 return
-            self._let_leave(leaving)
-
-    @property
-    def _is_wanted(self) -> bool:
-        """Whether it is neither looked up already, nor dropped."""
-        return self.group.staged.get(self.address) is self
+            self._end_departures(departures)
 
     def _fits(self, number: int) -> bool:
         """Whether a table's memory has room for what was asked for, also for what will be born."""
@@ -167,38 +140,14 @@ class HostStaging:
         at = self.plan.deep.index(number)
         self.bags.fill(self._missing, at, self.group.tables[number].find(self._missing.keys(at)))
 
-    def _begin_leaving(self, numbers: Sequence[int]) -> Departures:
-        leaving = Departures()
-        try:
-            for number in numbers:
-                self._hold(number)  # what others brought meanwhile stays
-                table, wanted = self.group.tables[number], len(self.answers[number].keys)
-                if chosen := table.begin_departure(wanted - table.room.spare(wanted)):
-                    leaving.add(table, chosen, self.group.below(number).writing, partial(table.end_departure, chosen))
-        except BaseException:
-            leaving.call_off()
-            raise
-        return leaving
-
-    def _let_leave(self, leaving: Departures) -> None:
-        """Write what leaves, without the group's lock; then it may."""
-        failed = leaving.write()
-        if leaving:
-            with self.group.writing():
-                leaving.end()
-        if failed is not None:
-            raise failed
+    def _add_departure(self, number: int, departures: Departures) -> None:
+        self._hold(number)  # what others brought meanwhile stays
+        table, wanted = self.group.tables[number], len(self.answers[number].keys)
+        if chosen := table.begin_departure(wanted - table.room.spare(wanted)):
+            departures.add(table, chosen, table.lower.writing, partial(table.end_departure, chosen))
 
     def put_back(self) -> None:
         """A lookup that took it will come again. Its owner may have released it meanwhile, and may do so now."""
         self.group.staged[self.address] = self
         if self._is_released:
             self.release()
-
-    def release(self) -> None:
-        """It is not needed any more: its rows may leave."""
-        self._is_released = True
-        if self.group.staged.get(self.address) is self:
-            self.group.staged.pop(self.address, None)
-        for number, staged in tuple(self.answers.items()):  # its own thread may still be adding to them
-            self.group.below(number).unstage(staged)
