@@ -239,22 +239,24 @@ WRITER = """
 def test_commands_while_another_process_commits(tmp_path):
     log = tmp_path / "log"
     Path(f"{log}.go").write_text("go")
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(log), str(TESTS)]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    program = [sys.executable, "-c", textwrap.dedent(WRITER), str(log), str(TESTS)]
+    writer = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout.readline() == "begun\n"
+        command = [sys.executable, "-m", "shoal.cli", "compact", str(log)]  # of its own, as from a shell
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        assert "snapshot of version" in ran.stdout
         for arguments in (
-            ["compact", str(log)],
-            ["inspect", str(log), "--json"],
-            ["export", str(log), "--table", "a", "--to", str(tmp_path / "x.parquet")],
-            ["compact", str(log)],
-            ["verify", str(log)],
+            ["inspect", log, "--json"],
+            ["export", log, "--table", "a", "--to", tmp_path / "x.parquet"],
+            ["compact", log],
+            ["verify", log],
         ):
-            ran = subprocess.run([sys.executable, "-m", "shoal.cli", *arguments], capture_output=True, text=True)
-            assert ran.returncode == 0, (arguments, ran.stderr)
+            said = done(*arguments)
             assert writer.poll() is None, "it wrote all the while"
             if arguments[0] == "compact":
-                assert "snapshot of version" in ran.stdout
+                assert "snapshot of version" in said
     finally:
         Path(f"{log}.go").write_text("")
         writer.wait(500)
