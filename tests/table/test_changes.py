@@ -1,4 +1,4 @@
-"""Readers of a table's changes, each with a place of its own, beside a model that keeps all that ever happened."""
+"""Cursors over a table's changes, each with a place of its own, compared with a model that keeps all changes."""
 
 import pytest
 import torch
@@ -17,11 +17,11 @@ MOST_LOGS = 2
 
 
 class Place:
-    """Where a reader is in the list of all that happened; None where all rows are new to it."""
+    """Where a cursor is in the list of all changes; None if all rows are new to it."""
 
     def __init__(self):
         self.seen = None
-        self.looked = None  # to where, since it last said that it kept what it saw
+        self.looked = None  # to where, since its last advance
 
     def look(self, happened):
         self.looked = len(happened)
@@ -35,7 +35,7 @@ class Place:
         self.seen = self.looked = None
 
 
-class Readers(RuleBasedStateMachine):
+class Cursors(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         # Small, so that a few keys reach them.
@@ -45,8 +45,8 @@ class Readers(RuleBasedStateMachine):
         self.changes = Changes(LARGE)
         self.happened = []  # keys of each seal
         self.listed = set()  # keys since the last one
-        self.readers = []  # cursors and places
-        self.logs = {}  # marks and places, those that were followed last behind the others
+        self.cursors = []  # cursors and places
+        self.logs = {}  # marks and places, those that were followed last at the end
         self.commits = 0
         self.open()
 
@@ -54,22 +54,22 @@ class Readers(RuleBasedStateMachine):
         self.patch.undo()
 
     def places(self):
-        return [place for _, place in self.readers] + [place for _, place in self.logs.values()]
+        return [place for _, place in self.cursors] + [place for _, place in self.logs.values()]
 
-    @precondition(lambda self: len(self.readers) < 3)
+    @precondition(lambda self: len(self.cursors) < 3)
     @rule()
     def open(self):
-        self.readers.append((self.changes.open(), Place()))
+        self.cursors.append((self.changes.open(), Place()))
 
-    @precondition(lambda self: self.readers)
+    @precondition(lambda self: self.cursors)
     @rule(data=st.data())
     def leave(self, data):
-        self.readers.pop(data.draw(st.integers(0, len(self.readers) - 1)))
+        self.cursors.pop(data.draw(st.integers(0, len(self.cursors) - 1)))
 
     @rule(keys=SOME_KEYS, is_sealed=st.booleans(), slots=st.none() | SOME_KEYS)
     def change(self, keys, is_sealed, slots):
         self.changes.add(torch.tensor(keys, dtype=torch.int64))
-        if self.places():  # else nobody asks
+        if self.places():  # else no cursor asks
             self.listed |= set(keys)
         if not is_sealed:
             return
@@ -93,21 +93,21 @@ class Readers(RuleBasedStateMachine):
         for place in self.places():
             place.lose()
 
-    @precondition(lambda self: self.readers)
+    @precondition(lambda self: self.cursors)
     @rule(data=st.data(), times=st.integers(1, 2), advances=st.booleans())
     def look(self, data, times, advances):
-        cursor, place = self.readers[data.draw(st.integers(0, len(self.readers) - 1))]
+        cursor, place = self.cursors[data.draw(st.integers(0, len(self.cursors) - 1))]
         for _ in range(times):  # shown again
             self.assert_shown(cursor.look(), place)
         if advances:
             cursor.advance()
             place.advance()
 
-    @precondition(lambda self: self.readers)
+    @precondition(lambda self: self.cursors)
     @rule(data=st.data())
     def advance(self, data):
         """Later than it looked, or without a look."""
-        cursor, place = self.readers[data.draw(st.integers(0, len(self.readers) - 1))]
+        cursor, place = self.cursors[data.draw(st.integers(0, len(self.cursors) - 1))]
         cursor.advance()
         place.advance()
 
@@ -143,15 +143,15 @@ class Readers(RuleBasedStateMachine):
         assert (None if found is None else found.tolist()) == wanted
 
     @invariant()
-    def are_read_while_somebody_is_there(self):
-        assert self.changes.are_read == bool(self.places())
+    def has_cursors_while_one_is_open(self):
+        assert self.changes.has_cursors == bool(self.places())
 
 
-Readers.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
-TestReaders = Readers.TestCase
+Cursors.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
+TestCursors = Cursors.TestCase
 
 
-def test_a_reader_that_never_looks_keeps_each_key_about_once(monkeypatch):
+def test_a_cursor_that_never_looks_keeps_each_key_about_once(monkeypatch):
     monkeypatch.setattr(changes, "_LEAST_KEYS", 50)
     table = Changes(LARGE)
     cursor, other = table.open(), table.open()

@@ -110,7 +110,7 @@ class Changes:
         self._bases: dict[str, _Base] = {}
 
     @property
-    def are_read(self) -> bool:
+    def has_cursors(self) -> bool:
         """Whether a cursor is open."""
         return len(self._cursors) > 0
 
@@ -146,7 +146,7 @@ class Changes:
 
     def add(self, keys: Tensor) -> None:
         """Say that the rows of keys were put or deleted."""
-        if not self.are_read or not len(keys):
+        if not self.has_cursors or not len(keys):
             return
         self.listed.add(keys)
         self._listed += len(keys)

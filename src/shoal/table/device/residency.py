@@ -208,7 +208,7 @@ class DeviceMemory(Residency[Departure]):
             return None
         storage, slots = self._rows.storage, self._rows.find_rows(self._number, keys)
         flags = storage.read_flags(self._family, slots)
-        if self._changes.are_read:  # the storage has no place for flags
+        if self._changes.has_cursors:  # the storage has no place for flags
             self._changes.add(keys[(flags & CHANGED_FLAG) != 0].cpu())
         changed = (flags & UNSAVED_FLAG) != 0
         packed = storage.pack(self._family, slots[changed]).cpu()

@@ -168,7 +168,7 @@ class DeviceTable:
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
         distinct = torch.unique(keys)
-        if self.changes.are_read:
+        if self.changes.has_cursors:
             self.changes.add(distinct[self.contains(distinct)].cpu())
         erased = 0 if self.below is None else self.below.erase(distinct)
         slots, copies = self._rows.erase(self._number, distinct)
@@ -256,7 +256,7 @@ class DeviceTable:
 
     def seal(self) -> None:
         """Tell the cursors what changed up to now."""
-        if not self.changes.are_read:
+        if not self.changes.has_cursors:
             return
         keys, _slots = self._rows.index.entries(self._number)
         slots = self._find(keys)

@@ -275,7 +275,7 @@ class HostMemory(Residency[HostDeparture]):
     def erase(self, keys: Tensor, newest_lease: int | None) -> int:
         """Remove rows; returns how many there were. Slots that a lease may hold are freed when it ends."""
         before = None
-        if self.changes.are_read:
+        if self.changes.has_cursors:
             self.changes.add(keys[self.contains(keys)])
         if self.below is not None:
             keys = torch.unique(keys)
@@ -339,7 +339,7 @@ class HostMemory(Residency[HostDeparture]):
 
     def follow_cursors(self) -> None:
         """List changes from now on if a cursor is open, and stop that if none is."""
-        if self.changes.are_read == self._is_tracking:
+        if self.changes.has_cursors == self._is_tracking:
             return
         if self._is_tracking:
             if self.budget is None:
@@ -352,7 +352,7 @@ class HostMemory(Residency[HostDeparture]):
     @property
     def listed(self) -> _native.ChangedRows | None:
         """Where rows that change are listed; None if no cursor is open."""
-        if self.changes.are_read != self._is_tracking:
+        if self.changes.has_cursors != self._is_tracking:
             self.follow_cursors()
         return self.changes.listed if self._is_tracking else None
 
