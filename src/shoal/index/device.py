@@ -39,9 +39,9 @@ _LIST_BLOCK = 32
 _RESTAMPED = 1024  # entries of a program
 
 
-def finding_grids(n: int, copies: int) -> tuple[int, int]:
+def finding_grids(n: int, slot_lists: int) -> tuple[int, int]:
     """`find_blocks` and `walkers` of a Batch."""
-    return blocks(n, _FIND_BLOCK), max(1, min(blocks(copies * n, _LIST_BLOCK), WALKERS))
+    return blocks(n, _FIND_BLOCK), max(1, min(blocks(slot_lists * n, _LIST_BLOCK), WALKERS))
 
 
 def _buckets_for(keys: int, load: float) -> int:
@@ -199,7 +199,7 @@ class DeviceIndex:
         `features_of` gets the feature of every item, `tickets` that of items in no bag. `counted`: by table, the keys
         that it was asked for and missed; and bad bags. Where `stamped`, keys that are found are.
         """
-        copies, features = shape
+        slot_lists, features = shape
         batch, lists = finding
         # Where there is none, any tensor of that type: not touched.
         looked, missed, bad_bags = (self.tables, self.tables, self._dummy) if counted is None else counted
@@ -222,7 +222,7 @@ class DeviceIndex:
             stamp=batch.stamp,
         )
         return self._launch(
-            finds.find, (batch.find_blocks, copies), arguments,
+            finds.find, (batch.find_blocks, slot_lists), arguments,
             INSERT=insert, NAME=features_of is not None, TALLY=counted is not None, BLOCK=_FIND_BLOCK,
             STEPS=steps_of(features), STAMP=stamped, TICKET=tickets is not None,
         )  # fmt: skip

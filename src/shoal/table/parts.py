@@ -14,14 +14,14 @@ class Part:
     table: int
     feature: Feature
     source: int
-    copy: int  # which of the batch's slots are this table's; a feature may feed several
+    slot_list: int  # the number of this table's slot list: a feature has one for each table that it feeds
     column: int
     dim: int
     trains: bool  # inserts unseen keys and updates rows, in training
 
 
 def parts_of(configs: Sequence[Table], names: Sequence[str]) -> tuple[list[Part], int, int]:
-    """The parts of a lookup in the order of tables, the columns of its output, and the copies of slots it needs.
+    """The parts of a lookup in the order of tables, the columns of its output, and how many slot lists it needs.
 
     Features that no table has are in no part: batches often carry more than one collection's features.
     """
@@ -39,8 +39,8 @@ def parts_of(configs: Sequence[Table], names: Sequence[str]) -> tuple[list[Part]
                     f"{', '.join(map(repr, names)) or 'no features'}."
                 )
             trains = feature.mode != "read" and config.optimizer is not None
-            copy = uses[feature.name] = uses.get(feature.name, -1) + 1
-            parts.append(Part(number, feature, sources[feature.name], copy, columns, config.dim, trains))
+            slot_list = uses[feature.name] = uses.get(feature.name, -1) + 1
+            parts.append(Part(number, feature, sources[feature.name], slot_list, columns, config.dim, trains))
             if config.pooling != "none":  # sequences have an output each, and no columns
                 columns += config.dim
     return parts, columns, max(uses.values()) + 1

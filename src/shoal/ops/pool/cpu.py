@@ -22,9 +22,9 @@ def _address(weights: Tensor | None) -> int:
     return 0 if weights is None else weights.data_ptr()
 
 
-def bags_of(values: Tensor, offsets: Tensor, weights: Tensor | None, features: int, copies: int) -> _native.Bags:
+def bags_of(values: Tensor, offsets: Tensor, weights: Tensor | None, features: int, slot_lists: int) -> _native.Bags:
     """A batch for the kernels, with room for its slots. It points into the tensors: contiguous, on CPU, and kept."""
-    return _native.Bags(_integers(values), _integers(offsets), _address(weights), features, copies)
+    return _native.Bags(_integers(values), _integers(offsets), _address(weights), features, slot_lists)
 
 
 def bind_again(bags: _native.Bags, values: Tensor, offsets: Tensor, weights: Tensor | None) -> None:

@@ -159,10 +159,10 @@ class DeviceGroup(Group):
 
     def _require_few(self, plan: DevicePlan, batch: Batch) -> None:
         values, bags = batch.values.numel(), batch.size
-        if max(values * plan.copies, bags * len(plan.parts)) >= 2**30:
+        if max(values * plan.slot_lists, bags * len(plan.parts)) >= 2**30:
             raise InputError(
                 f"[{self.name}] on a device a batch holds less than 2^30 values and bags, counted once for every table "
-                f"that a feature feeds; got {values} values for up to {plan.copies} and {bags} bags for "
+                f"that a feature feeds; got {values} values for up to {plan.slot_lists} and {bags} bags for "
                 f"{len(plan.parts)}. Split it."
             )
 

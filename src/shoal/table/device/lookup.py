@@ -114,7 +114,7 @@ class Lookups:
         """Find the rows, give birth to those that lack in training, and write the output. REQUIRES: room was made."""
         rows = self._rows
         n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
-        device, total = rows.device, plan.copies * n
+        device, total = rows.device, plan.slot_lists * n
         insert = training and bool(plan.trained)
         slots = torch.empty(total, dtype=torch.int32, device=device)
         tickets = torch.empty(total, dtype=torch.int64, device=device) if keep else slots
@@ -140,7 +140,7 @@ class Lookups:
         program.run(
             _Call(
                 free=rows.free_slots(),
-                batch=rows.batch(values, offsets, slots, batch, plan.copies, pins.stamp),
+                batch=rows.batch(values, offsets, slots, batch, plan.slot_lists, pins.stamp),
                 lists=space.as_(_Lists),
                 numbers=TierNumbers(pins.oldest, pins.held, *grids),
                 weights=out if weights is None else weights,  # any tensor: not read
@@ -163,7 +163,7 @@ class Lookups:
         n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
         if not n or rows.above is None:
             return
-        total = plan.copies * n
+        total = plan.slot_lists * n
         slots = torch.empty(total, dtype=torch.int32, device=rows.device)
         layout = plan.layouts.of(
             ("place", n),
@@ -176,7 +176,7 @@ class Lookups:
         )
         program.run(
             _PlaceCall(
-                batch=rows.batch(values, offsets, slots, batch, plan.copies, pins.stamp),
+                batch=rows.batch(values, offsets, slots, batch, plan.slot_lists, pins.stamp),
                 lists=Space.of(layout, rows.device).as_(_PlaceLists),
                 numbers=TierNumbers(pins.oldest, pins.held, *rows.above.grids(total)),
             )
@@ -186,10 +186,10 @@ class Lookups:
         v, rows = self._placing, self._rows
         assert rows.above is not None
         t = rows.above.tiering(v.batch, v.lists.found, v.lists.tier, v.numbers)
-        return rows.place_ahead(t, plan.tables_of, (plan.copies, len(plan.names)))
+        return rows.place_ahead(t, plan.tables_of, (plan.slot_lists, len(plan.names)))
 
     def _pieces(self, plan: DevicePlan, n: int, batch: int, insert: bool, moves: bool) -> Pieces:
-        total = plan.copies * n
+        total = plan.slot_lists * n
         features_of, lacking = (0, len(plan.parts) * batch) if plan.columns else (total, total)
         found = self._rows.found_lengths(total, insert)
         tier = tier_lengths(total if plan.tiered else 0, moves)
@@ -198,7 +198,7 @@ class Lookups:
     def _launches(
         self, plan: DevicePlan, insert: bool, place: bool, keep: bool, weighted: bool, shared: bool, at_work: bool
     ) -> list[Launch | Fill | Send]:
-        rows, v, shape = self._rows, self._v, (plan.copies, len(plan.names))
+        rows, v, shape = self._rows, self._v, (plan.slot_lists, len(plan.names))
         # Without pooling every item gets its ticket with its row.
         pooled = bool(plan.columns)
         features_of, tickets = None if pooled else v.lists.features_of, v.tickets if keep and pooled else None
@@ -339,7 +339,7 @@ class Lookups:
         return [
             Launch(
                 kernels.gather,
-                (v.row_blocks[family.family], plan.copies),
+                (v.row_blocks[family.family], plan.slot_lists),
                 gather,
                 {"KEEP": keep, **order, **stored, "BLOCK": _rows_together(layout.dim)},
                 {"num_warps": 1, "enable_fp_fusion": False},

@@ -48,12 +48,12 @@ class MissingKeys:
     def launch(self, plan: DevicePlan, values: Tensor, offsets: Tensor, pins: Pins) -> Space:
         """Begin to find them; the answer is for `read`, once the device is done with what is launched here."""
         n, batch = values.numel(), (offsets.numel() - 1) // max(len(plan.names), 1)
-        total = plan.copies * n
+        total = plan.slot_lists * n
         slots = torch.empty(total, dtype=torch.int32, device=self._rows.device)
         layout = plan.layouts.of(("missing", n), lambda: self._pieces(plan, total))
         space = Space.of(layout, self._rows.device)
         program = plan.programs.of(("missing", kind_of(values, offsets)), False, lambda: self._launches(plan))
-        brought = Batch(n, batch, *finding_grids(n, plan.copies), pins.stamp, values, offsets, slots)
+        brought = Batch(n, batch, *finding_grids(n, plan.slot_lists), pins.stamp, values, offsets, slots)
         program.run(_Call(brought, space.as_(_Lists)))
         return space
 
@@ -64,7 +64,7 @@ class MissingKeys:
         return Pieces(_Lists(found, tier))
 
     def _launches(self, plan: DevicePlan) -> list[Launch | Fill]:
-        rows, shape = self._rows, (plan.copies, len(plan.names))
+        rows, shape = self._rows, (plan.slot_lists, len(plan.names))
         batch, lists = self._v
         launches: list[Launch | Fill] = [Fill(lists.found.counts, 3 + len(rows.storage.families), 0)]
         if not plan.tiered or rows.above is None:

@@ -41,7 +41,7 @@ class DevicePlan:
         self.names = tuple(names)
         self.programs = Programs()
         self.layouts = Layouts()
-        parts, self.columns, self.copies = parts_of(configs, names)
+        parts, self.columns, self.slot_lists = parts_of(configs, names)
         self.parts: list[Part] = parts
         # The kernels' order: parts of one family next to each other.
         order = sorted(range(len(parts)), key=lambda at: families[parts[at].table])
@@ -55,8 +55,8 @@ class DevicePlan:
             numbers = [n for n, at in enumerate(order) if families[parts[at].table] == family]
             first, count = numbers[0], len(numbers)
             self.families.append(FamilyParts(family, first, count, self.device_parts[first : first + count]))
-        uses = np.full((self.copies, len(names)), NO_TABLE, dtype=np.int32)
-        in_copies = np.full((self.copies, len(names)), -1, dtype=np.int32)
+        uses = np.full((self.slot_lists, len(names)), NO_TABLE, dtype=np.int32)
+        in_slot_lists = np.full((self.slot_lists, len(names)), -1, dtype=np.int32)
         for at, part in enumerate(parts):
             # Others may insert what it lacks, or it may be below.
             sees = not part.trains and (
@@ -64,10 +64,10 @@ class DevicePlan:
                 or part.table in deep
                 or any(other.table == part.table and other.trains for other in parts)
             )
-            uses[part.copy, part.source] = use_of(part.table, part.trains, sees)
-            in_copies[part.copy, part.source] = number_of[at]
+            uses[part.slot_list, part.source] = use_of(part.table, part.trains, sees)
+            in_slot_lists[part.slot_list, part.source] = number_of[at]
         self.tables_of = torch.from_numpy(uses).to(device)
-        self.parts_of = torch.from_numpy(in_copies).to(device)
+        self.parts_of = torch.from_numpy(in_slot_lists).to(device)
         self._sources_in_order = torch.tensor([part.source for part in parts], dtype=torch.int64).to(device)
         self._dims_in_order = torch.tensor([part.dim for part in parts], dtype=torch.int64).to(device)
         self._places = torch.tensor(order, dtype=torch.int64).to(device)
@@ -81,7 +81,9 @@ class DevicePlan:
         self._batch_parts = _native.BatchParts([(part.source, part.table, part.dim, part.trains) for part in parts])
         self._sized: tuple[list[int], _native.BatchSizes] | None = None  # of the last batch
         # The items of a row are reduced in the order of its table's features; most often they lie so.
-        places = [[(part.copy, part.source) for part in parts if part.table == table] for table in range(len(configs))]
+        places = [
+            [(part.slot_list, part.source) for part in parts if part.table == table] for table in range(len(configs))
+        ]
         self.in_feature_order = all(place == sorted(place) for place in places)
         # Whether items bring a part of their bag's gradient.
         self.has_mean = any(configs[part.table].pooling == "mean" for part in parts)
@@ -89,7 +91,7 @@ class DevicePlan:
         self.aligned = all(part.dim % 4 == 0 for part in parts)
         # Outputs without pooling lie as the batch does where each feature feeds one table, in order, in one family.
         self.in_order = (
-            self.copies == 1
+            self.slot_lists == 1
             and len(self.families) == 1
             and [part.source for part in parts] == list(range(len(names)))
             and all(part.feature.mode != "write" for part in parts)
@@ -115,7 +117,7 @@ class DevicePlan:
     def _describe(number: int, config: Table, part: Part) -> list[int]:
         row = [0] * kernels.PART_COLUMNS.value
         row[kernels.SOURCE.value] = part.source
-        row[kernels.COPY.value] = part.copy
+        row[kernels.COPY.value] = part.slot_list
         row[kernels.COLUMN.value] = part.column
         row[kernels.TABLE.value] = part.table
         row[kernels.MEAN.value] = config.pooling == "mean"

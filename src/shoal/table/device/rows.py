@@ -199,10 +199,12 @@ class DeviceRows(DeviceRoom):
         free = tuple(family.free for family in self.storage.families)
         return FreeSlots(free, tuple(one.numel() for one in free))
 
-    def batch(self, values: Tensor, offsets: Tensor, slots: Tensor, batch: int, copies: int, stamp: int = 0) -> Batch:
+    def batch(
+        self, values: Tensor, offsets: Tensor, slots: Tensor, batch: int, slot_lists: int, stamp: int = 0
+    ) -> Batch:
         """What a call brings of a batch."""
         n = values.numel()
-        return Batch(n, batch, *finding_grids(n, copies), stamp, values, offsets, slots)
+        return Batch(n, batch, *finding_grids(n, slot_lists), stamp, values, offsets, slots)
 
     def found_lengths(self, total: int, insert: bool) -> FoundLists:
         """How long the counts and lists are for so many items."""

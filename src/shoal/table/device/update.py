@@ -306,7 +306,7 @@ class Updates:
         def launches() -> list[Launch]:
             arguments = Aim(v.slots, plan.tables_of, v.offsets, targets=v.out, n=v.n, batch=v.batch, features=features)
             constants = {"STEPS": steps_of(features), "BLOCK": _BY_ITEM}
-            return [Launch(kernels.aim, (v.blocks, plan.copies), arguments, constants)]
+            return [Launch(kernels.aim, (v.blocks, plan.slot_lists), arguments, constants)]
 
         self._run_by_item(looked, "aim", launches, out=targets)
         return targets
@@ -340,7 +340,7 @@ class Updates:
                     "STEPS": steps_of(features),
                     "BLOCK": _BY_ITEM,
                 }
-                made.append(Launch(kernels.touch, (v.blocks, plan.copies), arguments, constants))
+                made.append(Launch(kernels.touch, (v.blocks, plan.slot_lists), arguments, constants))
             return made
 
         self._run_by_item(looked, "touch", launches, steps=steps)
@@ -349,7 +349,7 @@ class Updates:
         """The gradient of every per-sample weight, from the rows as they are now."""
         rows, plan, v = self._rows, looked.plan, self._by_item
         grads = grads.contiguous()
-        out = torch.zeros(plan.copies, looked.values.numel(), dtype=torch.float32, device=rows.device)
+        out = torch.zeros(plan.slot_lists, looked.values.numel(), dtype=torch.float32, device=rows.device)
 
         def launches() -> list[Launch]:
             made = []

@@ -67,14 +67,14 @@ class Forward:
         for part in self.plan.parts:
             if part.trains and self.training:
                 table = tables[part.table]
-                self.bags.touch(table.storage.rows, part.source, part.copy, self.scores[part.table], table.listed)
+                self.bags.touch(table.storage.rows, part.source, part.slot_list, self.scores[part.table], table.listed)
 
     def stamp(self, tables: Sequence[HostTable]) -> None:
         """Note that rows were used, where no backward will and memory is full."""
         for part in self.plan.fetching:
             table = tables[part.table]
             if table.is_full and not (part.trains and self.training):
-                self.bags.stamp(table.storage.rows, part.source, part.copy, table.clock)
+                self.bags.stamp(table.storage.rows, part.source, part.slot_list, table.clock)
 
     def pin(self, number: int, pins: _native.Pins) -> None:
         """Pin its rows of a table."""
@@ -85,4 +85,4 @@ def pin(plan: Plan, bags: _native.Bags, number: int, pins: _native.Pins) -> None
     """Pin a batch's rows of a table."""
     for part in plan.parts:
         if part.table == number:
-            bags.pin(pins, part.source, part.copy)
+            bags.pin(pins, part.source, part.slot_list)

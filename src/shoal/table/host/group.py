@@ -197,7 +197,7 @@ class HostGroup(Group):
             bags = staging.bags
             bind_again(bags, values, offsets, weights)
         else:
-            bags = bags_of(values, offsets, weights, len(names), plan.copies)
+            bags = bags_of(values, offsets, weights, len(names), plan.slot_lists)
         return Forward(plan, bags, values.numel(), batch.size, weights, training, known)
 
     def _pool(self, forward: Forward, request: Request) -> tuple[Tensor, list[int]]:
@@ -243,7 +243,7 @@ class HostGroup(Group):
         """Fill the output of a batch whose rows memory cannot hold; returns its lease. No row comes into memory."""
         _names, values, offsets, weights, _counts = batch
         plan = forward.plan
-        forward.bags = bags_of(values, offsets, weights, len(plan.names), plan.copies)
+        forward.bags = bags_of(values, offsets, weights, len(plan.names), plan.slot_lists)
         forward.refused.clear()
         large = forward.large = large_batch(plan, forward.bags, forward.training)
         find_births(self.tables, forward, large, values, self._admissions)

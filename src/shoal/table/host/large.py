@@ -73,7 +73,7 @@ def large_batch(plan: Plan, bags: _native.Bags, training: bool) -> Large:
     """The keys of a batch, which has no slots from here on."""
     bags.begin_ahead()
     numbers = plan.trained if training else []
-    parts = [[(part.source, part.copy) for part in plan.parts if part.trains and part.table == n] for n in numbers]
+    parts = [[(part.source, part.slot_list) for part in plan.parts if part.trains and part.table == n] for n in numbers]
     return Large(bags.missing(parts, get_num_threads()), numbers)
 
 
@@ -161,7 +161,7 @@ def touch(tables: "Sequence[HostTable]", batch: "Forward", large: Large) -> None
         batch.bags.fill(large.keys, at, slots)
         for part in batch.plan.parts:
             if part.trains and part.table == number:
-                batch.bags.touch(table.storage.rows, part.source, part.copy, score, table.listed)
+                batch.bags.touch(table.storage.rows, part.source, part.slot_list, score, table.listed)
         batch.bags.fill(large.keys, at, slots.fill_(NO_SLOT))
         if table.below is None:
             continue
@@ -265,7 +265,7 @@ class LargeUpdate:
         mine = [at for at, part in enumerate(parts) if part.table == number]
         pooling = POOLINGS[self._tables[self._large.tables.index(number)].config.pooling]
         return mine, [
-            _native.UpdateFeature(0, parts[at].source, parts[at].copy, pooling, parts[at].column) for at in mine
+            _native.UpdateFeature(0, parts[at].source, parts[at].slot_list, pooling, parts[at].column) for at in mine
         ]
 
     def run(self, values: Tensor, offsets: Tensor, weights: Tensor | None, *grads: Tensor) -> None:
@@ -322,7 +322,7 @@ class LargeUpdate:
                 keys, which, rows = keys[found], which[found], rows[found]
             slots = area.slots(len(keys))
             area.storage.unpack(slots, rows, 0)
-            bags = bags_of(values, offsets, weights, len(self._plan.names), self._plan.copies)
+            bags = bags_of(values, offsets, weights, len(self._plan.names), self._plan.slot_lists)
             bags.begin_ahead()
             all_slots = torch.full((self._large.keys.counts[piece.at],), NO_SLOT, dtype=torch.int32, device="cpu")
             all_slots[which] = slots

@@ -30,9 +30,9 @@ class Missing:
         others: dict[int, list[tuple[int, int]]] = {}
         for part, lacks in zip(forward.plan.parts, lacking, strict=True):
             if lacks and part.trains and forward.training:
-                bearing.setdefault(part.table, []).append((part.source, part.copy))
+                bearing.setdefault(part.table, []).append((part.source, part.slot_list))
             elif lacks and tables[part.table].below is not None:
-                others.setdefault(part.table, []).append((part.source, part.copy))
+                others.setdefault(part.table, []).append((part.source, part.slot_list))
         self.numbers = list(bearing | others)
         self.tables = [tables[number] for number in self.numbers]
         parts = [bearing.get(number, []) + others.get(number, []) for number in self.numbers]

@@ -14,7 +14,7 @@ class Plan:
 
     def __init__(self, tables: Sequence[HostTable], names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self.parts, self.columns, self.copies = parts_of([table.config for table in tables], names)
+        self.parts, self.columns, self.slot_lists = parts_of([table.config for table in tables], names)
         self.lookup = _native.Lookup()
         for part in self.parts:
             table = tables[part.table]
@@ -23,7 +23,7 @@ class Plan:
                 table.storage.rows,
                 table.tally,
                 part.source,
-                part.copy,
+                part.slot_list,
                 POOLINGS[table.config.pooling],
                 part.feature.mode == "write",
                 table.missing,
@@ -53,4 +53,4 @@ class Plan:
     @staticmethod
     def _update_feature(tables: Sequence[HostTable], part: Part, table: int) -> _native.UpdateFeature:
         pooling = POOLINGS[tables[part.table].config.pooling]
-        return _native.UpdateFeature(table, part.source, part.copy, pooling, part.column)
+        return _native.UpdateFeature(table, part.source, part.slot_list, pooling, part.column)

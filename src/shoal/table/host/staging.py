@@ -38,7 +38,7 @@ class HostStaging(StagedBatch):
         self._names = names
         self._values, self._offsets = values, offsets  # kept: no other batch may have their place
         group.process.require(group.name)
-        self.bags = bags_of(values, offsets, None, len(names), self._plan_now().copies)
+        self.bags = bags_of(values, offsets, None, len(names), self._plan_now().slot_lists)
         self.bags.begin_ahead()
 
     def _plan_now(self) -> Plan:
