@@ -98,7 +98,7 @@ class Journey:
                     return
 
     def _alone(self):
-        """Batches that wait are placed one after the other. Others are the loop's, beside them."""
+        """Batches that wait are placed one after the other. The loop places the others at the same time."""
         return self.notes.placing if self.waits else nullcontext()
 
     def release(self):
@@ -275,4 +275,4 @@ def test_what_fails_because_a_loop_is_left_is_not_told_of():
     assert reads.wait(60)
     run.close()
     run.await_threads(30)
-    assert left.is_released and run._failure is None
+    assert left.is_released and run._failures._first is None

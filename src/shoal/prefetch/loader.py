@@ -18,26 +18,26 @@ from shoal.table.lower.threads import IoThreads
 BatchT = TypeVar("BatchT")
 
 _WHAT_TO_PASS = "Pass prefetch(..., features=a function that finds it in a batch), such as lambda batch: batch[0]."
-# Threads that read for second and further collections: of up to eight batches, mostly of two or three collections.
+# I/O threads for second and further collections: of up to eight batches, mostly of two or three collections.
 _MOST_IO_THREADS = 16
 
 
 class Stages(Protocol):
-    """What is asked of a collection."""
+    """What prefetch calls of a collection."""
 
     @property
     def device(self) -> torch.device:
         """Where its rows are."""
 
     def move_here(self, features: Any) -> Callable[[], None] | None:
-        """Move a batch of the host to a device, in place; returns what lets it go back, if it moved."""
+        """Move a batch of the host to a device, in place. If it moved, returns a function that moves it back."""
 
     def stage(self, features: Any) -> Staging | None:
-        """Begin to bring a batch's rows up."""
+        """Begin to bring a batch's rows to the top tier."""
 
 
 class _Moved:
-    """Of the batches of one pass, in their order, what lets each go back to the host."""
+    """The functions that move the batches of one pass back to the host, in the order of the batches."""
 
     def __init__(self) -> None:
         self._batches: deque[list[Callable[[], None]]] = deque()
@@ -45,7 +45,7 @@ class _Moved:
         self._is_closed = False
 
     def add(self, moved: list[Callable[[], None]]) -> None:
-        """A batch was moved; after the pass, it goes back at once."""
+        """Add those of a batch that was moved. After the pass they are called at once."""
         with self._lock:
             if not self._is_closed:
                 self._batches.append(moved)
@@ -53,11 +53,11 @@ class _Moved:
         self._let_go(moved)
 
     def let_go(self) -> None:
-        """The loop is done with its batch."""
+        """Move the oldest batch back: the loop is done with it."""
         self._let_go(self._batches.popleft())
 
     def close(self) -> None:
-        """The loop is left."""
+        """Move all batches back: the loop has ended."""
         with self._lock:
             self._is_closed = True
         while self._batches:
@@ -121,7 +121,7 @@ class Prefetch(Generic[BatchT]):
         let_go: list[Callable[[], None]] = []
         try:
             for bags, features in zip(self._bags, each, strict=True):
-                with suppress(ShoalError):  # the lookup will meet it too, and say so where it can be mended
+                with suppress(ShoalError):  # the lookup raises it too, where the user can handle it
                     if (back := bags.move_here(features)) is not None:
                         let_go.append(back)
                     if (part := bags.stage(features)) is not None:
@@ -135,7 +135,7 @@ class Prefetch(Generic[BatchT]):
         return StagedTogether(parts, io_threads) if parts else None
 
     def _require_one_device(self, each: Sequence[Any]) -> None:
-        """What one collection's device has, another's has not."""
+        """Raise InputError for one batch that collections on several devices share."""
         for features in each:
             pairs = zip(self._bags, each, strict=True)
             devices = sorted({str(bags.device) for bags, other in pairs if other is features})
@@ -148,7 +148,7 @@ class Prefetch(Generic[BatchT]):
 
 
 def _collections(bags: Any) -> list[Any]:
-    """The collections that are meant, or others that can stage batches."""
+    """Returns the collections in `bags`, or the objects in it that can stage batches."""
     given = list(bags) if isinstance(bags, (list, tuple)) else [bags]
     wanted = (
         "[prefetch] bags: wanted an EmbeddingBagCollection or EmbeddingCollection, several, or a module that holds "

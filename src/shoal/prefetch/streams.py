@@ -13,13 +13,14 @@ from shoal.torch_private import SUPPORTED_NODES, tree_leaves
 
 Events = Sequence[torch.cuda.Event]
 _DEPTH = 4  # objects within objects
-# Things within objects: more than batches are made of. At every step, so many take two milliseconds.
+# The most things within objects that are looked at, more than batches are made of. So many take two milliseconds a
+# step.
 _MOST_LOOKED_AT = 1 << 11
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch: all in its containers, and those in its objects' attributes that are found by looking at
-    so many things, the nearest first: an object that knows its dataset is not looked through at every step."""
+    """Yields the tensors of a batch: all in its containers, and those in attributes of its objects, the nearest first,
+    until so many things were looked at: an object that refers to its dataset is not searched at every step."""
     coming = deque((leaf, 0) for leaf in tree_leaves(batch))
     left = _MOST_LOOKED_AT
     while coming:
@@ -42,26 +43,26 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 
 class LoaderStreams:
-    """One stream on each device. Where there is none, nothing."""
+    """One stream on each device. Without devices, all methods do nothing."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._streams = [torch.cuda.Stream(device) for device in devices]
-        # Batches that the loop was given and is done with, as far as the host knows. Their memory is that of these
-        # streams: it must not be theirs again before the loop's streams are done too.
+        # Batches that the loop is done with, as far as the host knows. Their memory belongs to these streams, which
+        # must not use it again before the loop's streams are done too.
         self._used: deque[tuple[Any, Events]] = deque()
-        for stream in self._streams:  # what the loader has by now may have been made there
+        for stream in self._streams:  # the loader's tensors may have been made there
             stream.wait_stream(torch.cuda.current_stream(stream.device))
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """They are this thread's current streams."""
+        """Makes them this thread's current streams."""
         with ExitStack() as stack:
-            for stream in reversed(self._streams):  # the first one's device is current at last
+            for stream in reversed(self._streams):  # so that the first one's device is the current one
                 stack.enter_context(torch.cuda.stream(stream))
             yield
 
     def ready(self) -> Events:
-        """What they were given so far."""
+        """Returns events of all work that these streams have been given."""
         return [stream.record_event() for stream in self._streams]
 
     def hand_over(self, batch: Any, ready: Events) -> None:
@@ -73,7 +74,7 @@ class LoaderStreams:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def take_back(self, batch: Any) -> None:
-        """The loop goes on to the next one. The batch is kept until the current streams are done with it."""
+        """Keeps a batch that the loop is done with until the current streams are done with it."""
         if not self._streams:
             return
         self._used.append((batch, [torch.cuda.current_stream(one.device).record_event() for one in self._streams]))
@@ -81,7 +82,7 @@ class LoaderStreams:
             self._used.popleft()
 
     def close(self) -> None:
-        """Keep nothing: these streams may use the memory again once the loop's streams are done with it."""
+        """Drops all batches. These streams may use their memory again after the loop's streams are done with it."""
         for _batch, events in self._used:
             for stream, event in zip(self._streams, events, strict=True):
                 stream.wait_event(event)
