@@ -9,29 +9,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+NATIVE = (".h", ".cc")
+
+
+def sources_of(place: Path) -> list[Path]:
+    """Returns the Python and C++ files of a folder, or the file itself."""
+    return [path for path in sorted((place, *place.rglob("*"))) if path.suffix in (".py", ".pyi", *NATIVE)]
+
+
+def holds_sources(path: Path) -> bool:
+    return path.name != "__pycache__" and len(sources_of(path)) > 0
+
+
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(ROOT.glob("docs/*.md")),
 ]
-# Of src/ the packages that are in plain words already; the others follow.
-CLEAN = [
-    "checkpoint",
-    "cli",
-    "config",
-    "errors.py",
-    "index",
-    "interop",
-    "log",
-    "metrics",
-    "modules",
-    "ops",
-    "optim",
-    "prefetch",
-    "records",
-    "storage",
-    "torch_private.py",
+# Every Python and C++ file of these.
+PLACES = [
+    "benchmarks",
+    "examples",
+    *(f"csrc/{path.name}" for path in sorted((ROOT / "csrc").iterdir()) if path.is_dir()),
+    *(f"src/shoal/{path.name}" for path in sorted((ROOT / "src/shoal").iterdir()) if holds_sources(path)),
+    *(f"tests/{path.name}" for path in sorted((ROOT / "tests").iterdir()) if holds_sources(path)),
 ]
-PLACES = ["benchmarks", "examples", *(f"src/shoal/{name}" for name in CLEAN)]
+# Files with the phrases in them, each with the reason.
+EXCEPTIONS = {"tests/test_words.py": "it names the phrases"}
 
 # A phrase, and the words to use in its place. Only phrases that are never right in these texts.
 PHRASES = {
@@ -79,6 +82,13 @@ def stumbles_of_source(source: str) -> list[str]:
     return [found for first, text in (*texts, *comments) for found in stumbles(text, first)]
 
 
+def stumbles_of_comments(source: str) -> list[str]:
+    """Returns the phrases in the comments of a C++ file. Lines of comments that follow each other are one text."""
+    blank = re.sub(r'"(?:\\.|[^"\\\n])*"', lambda found: " " * len(found[0]), source)  # "//" may be in a string
+    comments = ["".join(re.findall(r"//(.*)", line)) for line in blank.split("\n")]
+    return stumbles("\n".join(comments))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_are_in_plain_words(page):
     assert stumbles(page.read_text()) == []
@@ -86,9 +96,13 @@ def test_pages_are_in_plain_words(page):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_sources_are_in_plain_words(place):
-    paths = sorted((ROOT / place).rglob("*.py")) or [ROOT / place]
-    found = {str(path.relative_to(ROOT)): stumbles_of_source(path.read_text()) for path in paths}
-    assert {path: some for path, some in found.items() if some} == {}
+    found = {
+        str(path.relative_to(ROOT)): (stumbles_of_comments if path.suffix in NATIVE else stumbles_of_source)(
+            path.read_text()
+        )
+        for path in sources_of(ROOT / place)
+    }
+    assert {path: some for path, some in found.items() if some and path not in EXCEPTIONS} == {}
 
 
 def test_a_phrase_is_found_with_its_line_but_not_in_code_or_numbers():
@@ -110,6 +124,19 @@ def f():
         "line 2: 'nobody'",
         "line 6: 'Whoever'",
         "line 7: 'somebody'",
+    ]
+
+
+def test_a_phrase_is_found_in_comments_of_cpp_but_not_in_its_strings():
+    source = """// Runs beside it. What
+// has it?
+const char* wanted = "http://nobody";  // as somebody said
+int nobody = 0;
+"""
+    assert [found.split(": write")[0] for found in stumbles_of_comments(source)] == [
+        "line 1: 'beside'",
+        "line 3: 'somebody'",
+        "line 1: 'What has'",
     ]
 
 

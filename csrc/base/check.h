@@ -34,7 +34,7 @@ template <typename... Values>
     ((std::cerr << " " << values), ...);
   }
   std::cerr << std::endl;
-  // Not exit(): other threads may still run, and static destructors beside them would hide what failed.
+  // Not exit(): other threads may still run, and static destructors that run at the same time would hide what failed.
   std::_Exit(1);
 }
 

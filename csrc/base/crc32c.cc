@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0x82f63b78u;  // bits reversed
 
-// Eight tables, so that eight bytes are looked up beside each other.
+// Eight tables, so that eight bytes are looked up at the same time.
 constexpr std::array<std::array<uint32_t, 256>, 8> make_tables() {
   std::array<std::array<uint32_t, 256>, 8> tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {

@@ -8,7 +8,7 @@
 
 namespace shoal {
 
-// Thread safety: every method may run beside any other.
+// Thread safety: all methods may run concurrently.
 class EndedNumbers {
  public:
   struct Note {
@@ -24,7 +24,7 @@ class EndedNumbers {
     for (Note* note = first_.load(); note;) delete std::exchange(note, note->next);
   }
 
-  // It ended. Asks for no memory, and waits for nobody. The note is the list's from here on.
+  // Says that the number ended. Allocates no memory, and waits for no thread. The list owns the note from here on.
   static void add(Note* note) noexcept {
     const std::shared_ptr<EndedNumbers> list = std::move(note->list);  // or the list would hold itself
     list->push(note);
@@ -32,8 +32,8 @@ class EndedNumbers {
 
   bool any() const { return first_.load(std::memory_order_relaxed) != nullptr; }
 
-  // Hands all that ended since the last call to `visit`, in no order. What it throws, it may throw again: that number and
-  // those behind it come with the next call.
+  // Hands all numbers that ended since the last call to `visit`, in no order. If `visit` throws, that number and those
+  // after it come again with the next call.
   template <typename Visit>
   void take(const Visit& visit) {
     Note* note = first_.exchange(nullptr, std::memory_order_acquire);

@@ -333,7 +333,7 @@ Status PowerCut::cut_data(const Changed& file, Random* random) {
     const bool whole = random->next() % 2 == 0;
     const bool all = random->keeps();
     const int64_t end = change.offset + int64_t(wrote[i].size());
-    // Sectors that stay beside each other are one write.
+    // Adjacent sectors that stay are one write.
     for (int64_t at = change.offset, from = at; at < end; from = at) {
       bool stays = true;
       while (at < end && (stays = whole ? all : random->keeps())) at = std::min(end, (at / kSector + 1) * kSector);

@@ -79,8 +79,8 @@ class PowerCut {
   // Forgets what was recorded before; what is on the disk now counts as durable.
   void record(std::string path_part);
   void stop();
-  // Takes back what the seed chooses and stops. The same calls and the same seed leave the same files. Whoever had files open
-  // is dead by then: what is written to them later may reach nobody.
+  // Takes back what the seed chooses and stops. The same calls and the same seed leave the same files. The process that
+  // had files open must be dead by then: what it writes to them later may be lost.
   Status cut(uint64_t seed);
 
   bool is_active() const { return active_.load(std::memory_order_relaxed); }

@@ -25,7 +25,7 @@ enum class FileOwner { ssd, log };
 // "[file PATH] WHAT: the system's words (errno). What to do."
 Status file_failed(FileOwner owner, const FilePath& path, const std::string& what, int error);
 
-// Thread safety: calls may be made from any thread beside each other, but none beside close() or a move.
+// Thread safety: any threads may make calls concurrently, but none during close() or a move.
 class File {
  public:
   File() = default;
@@ -92,7 +92,7 @@ Status rename_file(const FilePath& from, const FilePath& to, FileOwner owner);
 Status link_file(const FilePath& path, const FilePath& to, FileOwner owner, bool* made);
 // Names that were given and taken in it are on the disk.
 Status sync_directory(const FilePath& path, FileOwner owner);
-// With those above it, whose names for those that were made are on the disk, unless nobody needs them after a power cut.
+// With the directories above it. If `durable`, the names of those that were made are on the disk.
 Status make_directories(const FilePath& path, FileOwner owner, bool durable = true);
 // What is in it, by name.
 Status list_directory(const FilePath& path, FileOwner owner, std::vector<std::string>* names);

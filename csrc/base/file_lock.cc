@@ -110,7 +110,7 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
 Status FileLock::take(const FilePath& path, const std::string& word, FileOwner owner, FileLock* lock, bool wait) {
   FileLock taken;
   taken.holder_ = ::getpid();
-  // One that was removed since it was opened is no lock: whoever comes next would lock another.
+  // A file that was removed since it was opened is no lock: the next process would lock another file.
   while (!taken.is_locked_ || !taken.file_.is_in_place()) {
     taken.release();
     if (Status status = OpenLocks::instance().open(path, owner, &taken.file_); !status.ok()) return status;
@@ -136,7 +136,7 @@ void FileLock::release() {
   const int descriptor = file_.detach();
   const bool was_locked = std::exchange(is_locked_, false);
   if (::getpid() != holder_) return;  // a forked child: it is closed there, and may be another file's by now
-  // Nobody is to be told of a process that has it no more; where that fails, its number stays.
+  // No error should name a process that no longer has the lock; if this fails, its number stays.
   if (was_locked) [[maybe_unused]]
     const int ignored = ::ftruncate(descriptor, 0);
   // Not by closing alone: a child that is just being forked has not closed its own yet.

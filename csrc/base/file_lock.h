@@ -20,8 +20,8 @@ class FileLock {
   FileLock& operator=(FileLock&& other) noexcept;
   ~FileLock() { release(); }
 
-  // Makes the file where there is none. `word`, of letters, says what it is for, if it is not empty. Where another has it, even in this process,
-  // the error names its process; or it waits until nobody has it.
+  // Makes the file if there is none. `word`, of letters, says what it is for, if it is not empty. If the lock is held,
+  // even by this process, the error names the process; with `wait` the call waits until it is free.
   static Status take(const FilePath& path, const std::string& word, FileOwner owner, FileLock* lock, bool wait = false);
   void release();
 

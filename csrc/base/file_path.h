@@ -12,7 +12,7 @@ namespace shoal {
 
 class FilePath {
  public:
-  // What the user named alone. Implicit: a path is that unless somebody went below it.
+  // Only what the user named. Implicit: a path is that unless names below it were added.
   FilePath(std::string root) : FilePath(std::move(root), {}) {}
   FilePath(const char* root) : FilePath(std::string(root)) {}
   // REQUIRES: `below` is names with slashes between them.

@@ -123,7 +123,7 @@ Status FileReader::read_ahead(int64_t offset, char* out, int64_t bytes) {
       }
       if (from.state == State::ready) there = std::max<int64_t>(from.bytes - within, 0);
     }
-    // Nobody else touches a chunk that is ready.
+    // No other thread touches a chunk that is ready.
     const int64_t piece = std::min(there, bytes - done);
     if (piece > 0) std::memcpy(out + done, memory_of(chunk) + within, size_t(piece));
     done += piece;

@@ -29,7 +29,7 @@ class FileReader {
   FileReader(const FileReader&) = delete;
   FileReader& operator=(const FileReader&) = delete;
 
-  // All of the bytes, or an error. A read is ascending if it begins where the last ended, or up to 4 MiB behind it.
+  // All of the bytes, or an error. A read is ascending if it begins where the last ended, or up to 4 MiB after it.
   Status read(int64_t offset, void* out, int64_t bytes);
   Status size(int64_t* bytes) const { return plain_.size(bytes); }
   void close();

@@ -14,7 +14,7 @@
 namespace shoal {
 
 Status FileWriter::create(const FilePath& path, bool direct, FileOwner owner, std::unique_ptr<FileWriter>* writer) {
-  // Memory first: where there is none, no file is left behind.
+  // Memory first: if there is none, no file is left over.
   char* const memory = static_cast<char*>(Buffers::instance().acquire(size_t(kBuffers * kBufferBytes)));
   if (memory == nullptr) return out_of_memory();
   File file;

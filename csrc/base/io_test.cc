@@ -205,7 +205,7 @@ void a_ring_that_is_lost_loses_no_request() {
       const char wanted = char(read->offset / kBytes + 1);
       CHECK(read->status().ok(), after, read->status().message());
       CHECK(read->memory[0] == wanted && read->memory[kBytes - 1] == wanted, after, read->offset);
-      // It is the caller's: nobody writes to it any more.
+      // It is the caller's: no thread writes to it any more.
       std::memset(read->memory, 0, kBytes);
     }
     CHECK(answered == kReads, after, answered);

@@ -136,7 +136,7 @@ class IoThreads : public Io {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
-  std::deque<Task> tasks_;  // that nobody has begun
+  std::deque<Task> tasks_;  // that no thread has begun
   bool ends_ = false;
 };
 

@@ -288,7 +288,7 @@ class Uring : public Io {
   }
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Ring>> rings_;                      // as many as queues were there beside each other
+  std::vector<std::unique_ptr<Ring>> rings_;                      // as many as there were queues at the same time
   const std::unique_ptr<Io> threads_ = make_io_threads(depth());  // that begin with their first request
 };
 

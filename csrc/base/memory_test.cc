@@ -78,7 +78,7 @@ void discarded_pages_read_as_zero_and_leave_memory() {
     if (huge) pages.advise_huge();
     std::memset(pages.data(), 7, kBytes);
     size_t before = resident_bytes();
-    // The page that `from` falls into stays; whole pages behind it go.
+    // The page that `from` falls into stays; whole pages after it go.
     size_t from = 3 * kPage + 64;
     pages.discard(from);
     CHECK(all_equal(pages.data(), 4 * kPage, 7), huge);
@@ -158,7 +158,7 @@ void buffers_are_reused() {
   CHECK(buffers.acquire(9 * kHugePage + 5) == first);
   CHECK(buffers.idle_bytes() == 0);
   buffers.release(second);
-  // One that is far too large is left for a caller who needs it.
+  // One that is far too large is kept for a caller that needs it.
   void* small = buffers.acquire(100);
   CHECK(small && small != second);
   CHECK(buffers.acquire(8 * kHugePage) == second);

@@ -26,8 +26,8 @@ bool is_there(const FilePath& path) {
   return !look_at(path, FileOwner::ssd, &entry).ok() || entry.has_value();
 }
 
-// Directories above owned ones that there were not before. Whoever made one may go before others in it do: the last takes
-// it along. Not what is above that: it is the user's own.
+// Directories above owned ones that did not exist before. The storage that made one may close before others in it do:
+// the last one removes it. Directories above that are the user's own, and stay.
 class MadeAbove {
  public:
   static MadeAbove& instance() {
@@ -82,7 +82,7 @@ Status OwnedDirectory::take(const FilePath& path, OwnedDirectory* directory) {
 
 void OwnedDirectory::release() {
   const FilePath path = std::exchange(path_, FilePath(""));
-  // Before it is let go: whoever comes next makes its own. What cannot be removed stays, for the next owner.
+  // Before the lock is released: the next owner makes files of its own. Files that cannot be removed stay for it.
   if (lock_.is_held()) {
     (void)remove_segments(path);
     (void)remove_file(path / kLockName);

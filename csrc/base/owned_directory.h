@@ -1,6 +1,6 @@
 // A directory that one process has to itself.
 //
-// Thread safety: for one thread at a time; several directories beside each other.
+// Thread safety: one thread at a time for each directory; several directories may be used concurrently.
 #pragma once
 
 #include <string>

@@ -27,7 +27,7 @@ class PageStock {
 
  private:
   friend class PerProcess<PageStock>;
-  // Room for all it may hold: neither its thread nor who gives pages back could tell anyone that there is none.
+  // Room for all it may hold: neither its thread nor a caller that gives pages back could report that there is none.
   PageStock() { ready_.reserve(kMost); }
   int64_t target() const;
   void fill();

@@ -4,10 +4,10 @@
 //   slab  = weights of every row (weight_bytes each), then the tails of every row (tail_bytes each)
 //   tail  = state floats, score (float64), flags and stamp (uint32), other facts (fact_bytes)
 //
-// Facts are the columns that policies declare; kernels know the score alone, and give the others at a birth what the store
-// says. All parts of a tail begin at multiples of 4 bytes. Weights lie apart from the rest because a lookup reads nothing
-// else; score and flags lie with the state because an update writes that cache line anyway. Keys lie elsewhere, and only
-// where changes are listed by slot.
+// Facts are the columns that policies declare; kernels know only the score, and give the others at a birth what the
+// store says. All parts of a tail begin at multiples of 4 bytes. Weights lie apart from the rest because a lookup reads
+// nothing else; score and flags lie with the state because an update writes that cache line anyway. Keys lie elsewhere,
+// and only where changes are listed by slot.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ struct Rows {
   int32_t dim = 0;
   Dtype dtype = Dtype::f32;
   int32_t state_floats = 0;
-  int32_t fact_bytes = 0;             // of the facts beside the score
+  int32_t fact_bytes = 0;             // of the facts other than the score
   const char* first_facts = nullptr;  // [fact_bytes], as rows are born; the store's
   int64_t weight_bytes = 0;
   int64_t tail_bytes = 0;

@@ -1,4 +1,5 @@
-// A shared/exclusive lock that lets a waiting writer in before new readers, so that eval traffic cannot starve training.
+// A shared/exclusive lock that prefers a waiting exclusive caller to new shared ones, so that eval traffic cannot
+// starve training.
 #pragma once
 
 #include <pthread.h>
@@ -20,9 +21,9 @@ class RwLock {
   RwLock(const RwLock&) = delete;
   RwLock& operator=(const RwLock&) = delete;
 
-  // False if this thread has it alone already, and would wait for itself.
-  [[nodiscard]] bool enter(bool alone) {
-    return (alone ? pthread_rwlock_wrlock(&lock_) : pthread_rwlock_rdlock(&lock_)) == 0;
+  // Returns false if this thread holds the exclusive lock already, and would wait for itself.
+  [[nodiscard]] bool enter(bool exclusive) {
+    return (exclusive ? pthread_rwlock_wrlock(&lock_) : pthread_rwlock_rdlock(&lock_)) == 0;
   }
   void lock_shared() { pthread_rwlock_rdlock(&lock_); }
   void lock() { pthread_rwlock_wrlock(&lock_); }

@@ -36,7 +36,7 @@ void values_of_xxhash_s_own_test() {
 void any_address_and_only_its_own_bytes() {
   Random random(1);
   for (size_t length = 0; length < 140; ++length) {
-    // Memory of exactly that size: a sanitizer sees a read behind it.
+    // Memory of exactly that size: a sanitizer sees a read past its end.
     std::vector<unsigned char> alone(length);
     for (unsigned char& byte : alone) byte = static_cast<unsigned char>(random.next());
     uint64_t wanted = xxh64(alone.data(), length);

@@ -76,18 +76,18 @@ static nb::ndarray<nb::memview, uint8_t, nb::ndim<1>> buffer(size_t bytes) {
   return nb::ndarray<nb::memview, uint8_t, nb::ndim<1>>(owner.data(), {bytes}, owner);
 }
 
-// A lock as Python's `with` takes it. Python looks for signals between its instructions: an interrupt that came behind a
-// lock() and before its `try` would leave it held for ever, so each end is one call of the core. It keeps nothing of who is
-// in it, and may be entered by several threads.
+// A lock as Python's `with` takes it. Python checks for signals between its instructions: an interrupt after a lock()
+// and before its `try` would leave the lock held for ever, so enter and exit are each one call of the core. It does not
+// record which threads are in it; several may enter it.
 struct Guard {
   RwLock* lock;
-  bool alone;
+  bool exclusive;
 
   void enter() const {
     bool entered = false;
     {
       nb::gil_scoped_release released;
-      entered = lock->enter(alone);
+      entered = lock->enter(exclusive);
     }
     if (!entered)
       raise(
@@ -98,8 +98,9 @@ struct Guard {
   void exit() const { lock->unlock(); }
 };
 
-// The same with what its owner does around it: `begin` before, `entered` once it is held, and `leave` behind it, with the
-// error that ends it or None. Where `entered` is False, it is let go for `settle`, and entered again.
+// A Guard, and calls of its owner around it: `begin` before, `entered` once the lock is held, and `leave` after it,
+// with the error that ends the block, or None. If `entered` returns False, the lock is released for `settle`, and
+// entered again.
 struct Held {
   Guard guard;
   nb::object owner;
@@ -157,8 +158,8 @@ static void bind_locks(nb::module_& m) {
       .def(nb::init<>())
       .def(
           "shared", [](RwLock& lock) { return Guard{&lock, false}; }, nb::keep_alive<0, 1>(),
-          "Beside others who share it")
-      .def("alone", [](RwLock& lock) { return Guard{&lock, true}; }, nb::keep_alive<0, 1>());
+          "Takes the shared lock: other threads may hold it too")
+      .def("exclusive", [](RwLock& lock) { return Guard{&lock, true}; }, nb::keep_alive<0, 1>());
 }
 
 // [n, bytes] in pages of their own.
@@ -181,7 +182,7 @@ void bind_base(nb::module_& m) {
   m.def("birth_stream", &birth_stream, nb::arg("seed"), nb::arg("name_hash"));
   m.def("rounding_stream", &rounding_stream, nb::arg("seed"), nb::arg("name_hash"));
   m.def("mapped_rows", &mapped_rows, nb::arg("n"), nb::arg("bytes"),
-        "Memory for packed rows, which is the system's again as soon as nobody holds it");
+        "Memory for packed rows, which goes back to the system as soon as nothing refers to it");
   m.def("buffer", &buffer, nb::arg("bytes"), "Memory that holds anything, and is used again for others later");
   m.def(
       "buckets",

@@ -40,7 +40,7 @@ void bind_room(nb::module_& m) {
       .def_ro("births", &BatchSizes::births);
   nb::class_<Births>(m, "Births", "Most new keys of a batch, by table and by family")
       .def("of", [](const Births& births, size_t place) { return births.by_place.at(place); }, nb::arg("place"));
-  nb::class_<Room>(m, "Room", "How many rows tables can have at most, and whether more fit. Families are behind tables")
+  nb::class_<Room>(m, "Room", "How many rows tables can have at most, and whether more fit. Families come after tables")
       .def(nb::init<std::vector<int32_t>, std::vector<int64_t>, size_t>(), nb::arg("family_of"), nb::arg("most_rows"),
            nb::arg("families"))
       .def("births", &Room::births, nb::arg("by_table"), "So many new keys of each table")

@@ -17,7 +17,7 @@
 
 namespace shoal {
 
-// Bytes of whoever has them: anything contiguous with the buffer protocol, or a tensor on the CPU. Never a copy.
+// Bytes of a Python object: anything contiguous with the buffer protocol, or a tensor on the CPU. Never a copy.
 template <typename Byte>
 class Bytes {
  public:
@@ -143,7 +143,7 @@ static void bind_paths(nb::module_& m) {
           nb::arg("name"))
       .def(
           "__truediv__", [](const FilePath& path, const Path& name) { return path / name.string(); }, nb::arg("name"),
-          "What has that name, or those, below it")
+          "The path of that name, or of several with slashes between them, below this one")
       .def("__str__", [](const FilePath& path) { return to_str(path.string()); })
       .def("__fspath__", [](const FilePath& path) { return to_str(path.string()); })
       .def("__repr__",
@@ -207,7 +207,7 @@ static void bind_files(nb::module_& m) {
           nb::arg("bytes"))
       .def(
           "sync", [](const File& file) { make([&] { return file.sync(); }); }, "What was written is on the disk")
-      .def("close", &File::close, "Not beside another call")
+      .def("close", &File::close, "No other call may run at the same time")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> File"))
       .def("__exit__", [](File& file, nb::args) { file.close(); }, kExit);

@@ -49,9 +49,8 @@ void bind_index(nb::module_& m) {
           },
           nb::arg("table"), "A view of one table's keys")
       .def("without", &keys_without_others, nb::arg("others"),
-           "Of all tables behind each other, each table's in ascending order, those that are not among `others`: for "
-           "each "
-           "table the (address, count) of keys in order; and how many each table has left")
+           "Keys of all tables, those of each in ascending order, without those at `others`: by table, the (address, "
+           "count) of keys in order. And how many each table has left")
       .def(
           "count_after",
           [](const MissingKeys& missing, size_t table, size_t parts) {

@@ -171,10 +171,11 @@ void bind_kernels(nb::module_& m) {
   nb::class_<BoundUpdateFeature>(m, "UpdateFeature", "The gradient of one feature's output")
       .def(
           "__init__",
-          [](BoundUpdateFeature* self, int64_t table, int64_t source, int64_t copy, Pooling pooling, int64_t column) {
-            new (self) BoundUpdateFeature{{table, source, pooling, nullptr, 0, copy}, column};
+          [](BoundUpdateFeature* self, int64_t table, int64_t source, int64_t slot_list, Pooling pooling,
+             int64_t column) {
+            new (self) BoundUpdateFeature{{table, source, pooling, nullptr, 0, slot_list}, column};
           },
-          nb::arg("table"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"), nb::arg("column"));
+          nb::arg("table"), nb::arg("source"), nb::arg("slot_list"), nb::arg("pooling"), nb::arg("column"));
   m.def("update", &update_rows, nb::arg("tables"), nb::arg("features"), nb::arg("grads"), nb::arg("bags"),
         nb::arg("threads"), Released(),
         "The optimizers' steps; gradients come as (address, stride). Rows, the tables' steps and that the batch's "

@@ -28,7 +28,7 @@ MissingKeys missing_keys(LookupBatch& batch, const std::vector<std::vector<std::
                          int threads) {
   std::vector<std::vector<KeyRange>> ranges(tables.size());
   for (size_t t = 0; t < tables.size(); ++t)
-    for (auto [source, copy] : tables[t]) ranges[t].push_back(batch.range(source, copy));
+    for (auto [source, slot_list] : tables[t]) ranges[t].push_back(batch.range(source, slot_list));
   return MissingKeys(ranges, batch.keys(), batch.slots(), threads);
 }
 
@@ -156,12 +156,12 @@ void bind_lookup(nb::module_& m) {
       .def(
           "__init__",
           [](LookupBatch* self, const Numbers& keys, const Numbers& offsets, uintptr_t weights, int64_t features,
-             int64_t copies) {
-            LookupBatch made(numbers(keys), numbers(offsets), floats(weights), features, copies);
+             int64_t slot_lists) {
+            LookupBatch made(numbers(keys), numbers(offsets), floats(weights), features, slot_lists);
             raise(made.check());
             new (self) LookupBatch(std::move(made));
           },
-          nb::arg("keys"), nb::arg("offsets"), nb::arg("weights"), nb::arg("features"), nb::arg("copies"))
+          nb::arg("keys"), nb::arg("offsets"), nb::arg("weights"), nb::arg("features"), nb::arg("slot_lists"))
       .def(
           "bind_again",
           [](LookupBatch& self, const Numbers& keys, const Numbers& offsets, uintptr_t weights) {
@@ -179,7 +179,7 @@ void bind_lookup(nb::module_& m) {
       .def_prop_ro("bounds", &LookupBatch::bounds, "Where each feature's keys begin, and the end")
       .def_rw("applied", &LookupBatch::applied, "Whether the batch's backward is done")
       .def("missing", &missing_keys, nb::arg("tables"), nb::arg("threads"), Released(),
-           "For every table, given as the (source, copy) of its parts, the keys without a slot")
+           "For every table, given as the (source, slot list) of its parts, the keys without a slot")
       .def(
           "fill",
           [](LookupBatch& self, const MissingKeys& missing, size_t table, Vector<int32_t> slots_of_keys) {
@@ -190,46 +190,46 @@ void bind_lookup(nb::module_& m) {
       .def("finish", &LookupBatch::finish, nb::arg("threads"), Released(), "Pool what waited for births")
       .def(
           "touch",
-          [](LookupBatch& self, const Rows& rows, int64_t source, int64_t copy, double score, ChangedRows* changed) {
-            KeyRange keys = self.range(source, copy);
+          [](LookupBatch& self, const Rows& rows, int64_t source, int64_t slot_list, double score,
+             ChangedRows* changed) {
+            KeyRange keys = self.range(source, slot_list);
             touch(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, score, changed);
           },
-          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("score"), nb::arg("changed").none(), Released(),
-          "Raise the scores of one part's rows")
+          nb::arg("rows"), nb::arg("source"), nb::arg("slot_list"), nb::arg("score"), nb::arg("changed").none(),
+          Released(), "Raise the scores of one part's rows")
       .def(
           "stamp",
-          [](LookupBatch& self, const Rows& rows, int64_t source, int64_t copy, uint32_t clock) {
-            KeyRange keys = self.range(source, copy);
+          [](LookupBatch& self, const Rows& rows, int64_t source, int64_t slot_list, uint32_t clock) {
+            KeyRange keys = self.range(source, slot_list);
             stamp(rows, self.slots() + keys.shift + keys.begin, keys.end - keys.begin, clock);
           },
-          nb::arg("rows"), nb::arg("source"), nb::arg("copy"), nb::arg("clock"), Released(),
+          nb::arg("rows"), nb::arg("source"), nb::arg("slot_list"), nb::arg("clock"), Released(),
           "Say that one part's rows were used now")
       .def(
           "pin",
-          [](LookupBatch& self, Pins& pins, int64_t source, int64_t copy) {
-            KeyRange keys = self.range(source, copy);
+          [](LookupBatch& self, Pins& pins, int64_t source, int64_t slot_list) {
+            KeyRange keys = self.range(source, slot_list);
             pins.add(self.slots() + keys.shift + keys.begin, keys.end - keys.begin);
           },
-          nb::arg("pins"), nb::arg("source"), nb::arg("copy"), Released(), "Pin one part's rows");
+          nb::arg("pins"), nb::arg("source"), nb::arg("slot_list"), Released(), "Pin one part's rows");
 
   nb::class_<BatchLookup>(m, "Lookup", "The features of a batch, and how each reads its table")
       .def(nb::init<>())
       .def(
           "add",
-          [](BatchLookup& self, const Index& index, const Rows& rows, Tally& tally, int64_t source, int64_t copy,
+          [](BatchLookup& self, const Index& index, const Rows& rows, Tally& tally, int64_t source, int64_t slot_list,
              Pooling pooling, bool silent, const Init& missing, int64_t column, bool trains, bool fetches) {
-            const PoolFeature pool{&rows, source, pooling, silent, missing, nullptr, 0, copy};
+            const PoolFeature pool{&rows, source, pooling, silent, missing, nullptr, 0, slot_list};
             self.add({&index, pool, &tally, column, trains, fetches});
           },
-          nb::arg("index"), nb::arg("rows"), nb::arg("tally"), nb::arg("source"), nb::arg("copy"), nb::arg("pooling"),
-          nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"), nb::arg("fetches"),
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+          nb::arg("index"), nb::arg("rows"), nb::arg("tally"), nb::arg("source"), nb::arg("slot_list"),
+          nb::arg("pooling"), nb::arg("silent"), nb::arg("missing"), nb::arg("column"), nb::arg("trains"),
+          nb::arg("fetches"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
           "`trains`: in training keys without a row get one; `fetches`: they may have one below")
       .def("find", &BatchLookup::find, nb::arg("bags"), nb::arg("indexes"), nb::arg("tables"), nb::arg("threads"),
            Released(),
-           "Slots alone, beside whoever changes indexes; of the tables, each given as the numbers of its parts, the "
-           "keys "
-           "without one")
+           "Find slots only; other threads may change indexes meanwhile. Returns, for the tables, each given as the "
+           "numbers of its parts, the keys without a slot")
       .def(
           "run",
           [](const BatchLookup& self, LookupBatch& batch, uintptr_t out, int64_t width, Dtype dtype, bool training,

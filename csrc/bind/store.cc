@@ -135,7 +135,7 @@ void bind_store(nb::module_& m) {
             new (self) DramStore(dim, dtype, state_floats, {first_facts.c_str(), first_facts.size()});
           },
           nb::arg("dim"), nb::arg("dtype"), nb::arg("state_floats"), nb::arg("first_facts") = nb::bytes("", 0),
-          "first_facts: what rows are born with beside state and score")
+          "first_facts: the first values of what rows have besides state and score")
       .def_prop_ro("rows", &DramStore::rows, nb::rv_policy::reference_internal)
       .def_prop_ro("live", &DramStore::live, "Slots that are taken")
       .def_prop_ro("bytes", &DramStore::bytes)

@@ -1,4 +1,4 @@
-// Launches of somebody else's code as a graph: what is called while a stream is captured is not done, but kept.
+// Launches of foreign code as a graph: calls while a stream is captured are recorded, not executed.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ class CapturedGraph {
   void* started_;
 };
 
-// A stream that nothing but captures is done on. Nobody else's launches can come between.
+// A stream for captures only, so that no other launches can come between.
 class CaptureStream {
  public:
   static Status make(const Driver& driver, std::unique_ptr<CaptureStream>* made);

@@ -37,7 +37,7 @@ Fake fake;
 
 void* handle(size_t number) { return reinterpret_cast<void*>(number); }
 
-// Adds a node that must be behind the last one.
+// Adds a node that must come after the last one.
 int add(void** node, void* const* before, size_t count, const std::string& text) {
   CHECK(count == (fake.nodes.empty() ? 0 : 1) && (count == 0 || *before == handle(fake.nodes.size())), text);
   fake.nodes.push_back(text);

@@ -1,4 +1,4 @@
-// Launches of compiled GPU kernels, one behind the other, in one call. A step of training is a dozen launches with twenty
+// Launches compiled GPU kernels, one after the other, in one call. A step of training is a dozen launches with twenty
 // arguments each, of which few differ from those of the step before: a program holds the others.
 #pragma once
 

@@ -10,7 +10,7 @@
 
 namespace shoal {
 
-// Most new keys of a batch, by table and behind them by family: families are tables that share rows of one layout.
+// Most new keys of a batch, by table, and after these by family: families are tables that share rows of one layout.
 struct Births {
   std::vector<int64_t> by_place;
 
@@ -28,14 +28,14 @@ class Room {
   // What so many new keys of each table are.
   Births births(const std::vector<int64_t>& by_table) const;
 
-  // Whether so many batches of new keys surely fit, beside all that may be there by now.
+  // Whether so many batches of new keys surely fit, in addition to all rows that may be there by now.
   bool fits(const Births& births, int64_t batches = 1) const;
 
   // Counts a batch, if it surely fits.
   bool take(const Births& births);
   void add(const Births& births);
 
-  // Most rows that are there by now, at a table or a family behind the tables; and how many fit.
+  // Most rows that are there by now, by table, and after the tables by family; and how many fit.
   int64_t most(size_t place) const { return known_[place] + added_[place]; }
   int64_t fit(size_t place) const { return fit_[place]; }
   void set_fit(size_t place, int64_t rows) { fit_[place] = rows; }

@@ -64,7 +64,7 @@ struct Share {
   }
 };
 
-// The two ways to know where a key is missing: looking through a feature's slots, or a list.
+// The two ways to find missing keys: to scan a feature's slots, or a list.
 struct Slots {
   const uint32_t* all;
   int64_t count(const KeyRange& range) const {
@@ -151,7 +151,7 @@ MissingKeys::MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys 
 
 MissingKeys::MissingKeys(const std::vector<std::vector<const Lacking*>>& tables, Keys keys, int threads)
     : tables_(tables.size()), memory_(0) {
-  // A few keys are collected sooner than a thread is woken.
+  // To collect a few keys takes less time than to wake a thread.
   constexpr int64_t kPositionsPerThread = 2048;
   int64_t positions = 0;
   for (const auto& features : tables)

@@ -28,10 +28,10 @@ struct Keys {
   }
 };
 
-// Keys in ascending order, without those of others, which are in order.
+// Returns keys in ascending order, without those of `others`, which are in order.
 std::vector<int64_t> keys_without(std::span<const int64_t> keys, std::span<const std::span<const int64_t>> others);
 
-// The slot of every position of the ranges; missing[r] = how many of range r have no slot.
+// Writes the slot of every position of the ranges; missing[r] = how many of range r have no slot.
 void find(const std::vector<KeyRange>& ranges, Keys keys, uint32_t* slots, int64_t* missing, int threads);
 
 // Positions of one feature, in ascending order, that have no slot; position i would have its own at slots[shift + i].
@@ -45,7 +45,7 @@ class MissingKeys {
  public:
   // `tables[t]` are the ranges of one table. REQUIRES: `slots` came from find.
   MissingKeys(const std::vector<std::vector<KeyRange>>& tables, Keys keys, const uint32_t* slots, int threads);
-  // The same where it is known which positions have none.
+  // The same if it is known which positions have none.
   MissingKeys(const std::vector<std::vector<const Lacking*>>& tables, Keys keys, int threads);
 
   struct Table {
@@ -65,7 +65,7 @@ class MissingKeys {
   void collect_all(const std::vector<std::vector<Feature>>& tables, const Where& where, Keys keys, int threads);
 
   std::vector<Table> tables_;
-  Kept<char> memory_;  // one for all: fresh memory costs more than what is done in it
+  Kept<char> memory_;  // one piece for all tables: fresh memory costs more than the work in it
 };
 
 }  // namespace shoal

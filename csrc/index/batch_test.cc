@@ -64,7 +64,7 @@ void slots_of_a_range_may_stand_elsewhere() {
   fill(large, 1000);
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < 300; ++i) keys.push_back(i * 37 % 1200);
-  // Keys 100 to 300 are of both indexes: the second has its slots behind the first's.
+  // Keys 100 to 300 are in both indexes: the slots of the second follow those of the first.
   const std::vector<KeyRange> ranges = {{&large, 0, 300}, {&small, 100, 300, 300}};
   std::vector<uint32_t> slots(600, 5);
   std::vector<int64_t> lost(2);
@@ -73,7 +73,7 @@ void slots_of_a_range_may_stand_elsewhere() {
     CHECK(slots[i] == large.find(keys[i]), i);
     CHECK(slots[300 + i] == (i < 100 ? 5 : small.find(keys[i])), i);
   }
-  // Beside another table, so that its memory does not begin at the start.
+  // With another table, so that its own memory does not begin at the start.
   MissingKeys missing({{ranges[0]}, {ranges[1]}}, {keys.data(), false}, slots.data(), 2);
   const MissingKeys::Table& of = missing.tables()[1];
   CHECK(missing.tables()[0].places_count == lost[0] && of.places_count == lost[1], lost[0], lost[1]);

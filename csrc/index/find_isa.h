@@ -30,7 +30,7 @@ SHOAL_INLINE static uint32_t match(const Bucket& bucket, int64_t key) {
   return equal & bucket.used;
 }
 
-// Beyond the home bucket, which is full and passed keys on.
+// Searches after the home bucket, which is full and passed keys on.
 __attribute__((noinline)) static uint32_t find_beyond(const IndexView& view, int64_t key) {
   for (uint64_t at = home_of(view, index_hash(key)) + 1;; ++at) {
     const Bucket& bucket = *view.at(at);
@@ -106,7 +106,7 @@ class Finder {
   }
 
  private:
-  // Asks for the home buckets of a block.
+  // Prefetches the home buckets of a block.
   SHOAL_INLINE void start(size_t begin) {
     const size_t count = n_ - begin < kFindBlock ? n_ - begin : kFindBlock;
     const Bucket** homes = homes_[begin / kFindBlock & 1];

@@ -19,7 +19,7 @@ static constexpr uint64_t kMinBuckets = 16;
 static constexpr uint64_t kDoubleBelow = 16384;
 // From here on a chunk is an eighth of the index at most, and comes as a huge page although not all of it is in use.
 static constexpr uint64_t kWholeFromChunk = 8;
-// Overflow of the last buckets lands behind them.
+// Overflow of the last buckets goes into these, which follow them.
 static constexpr uint64_t kSpillBuckets = 256;
 // (kFull - kGrowAt) x 5 keys a bucket must pay for moving every bucket once.
 static constexpr int64_t kMovesPerKey = 2;
@@ -30,7 +30,7 @@ static double room(uint64_t buckets, double load) { return static_cast<double>(b
 
 static uint64_t grown(uint64_t buckets) { return buckets < kDoubleBelow ? 2 * buckets : buckets + buckets / 5; }
 
-// The smallest hash whose home at this scale is `bucket`; the largest frontier where there is none.
+// Returns the smallest hash whose home at this scale is `bucket`, or the largest frontier if there is none.
 static uint64_t first_hash(uint64_t bucket, uint64_t scale) {
   if (bucket >= scale) return ~uint64_t{0};
   unsigned __int128 numerator = static_cast<unsigned __int128>(bucket) << 64;
@@ -71,7 +71,7 @@ int64_t Index::bytes_after(int64_t more) const {
 }
 
 Status Index::map_chunks(uint64_t buckets) {
-  // Room for both lists first, or one of them could be longer than the other, and the view point to the one before.
+  // Both lists get room first. Otherwise one could be longer than the other, and the view could point to an old one.
   const size_t wanted = static_cast<size_t>((buckets + kChunkBuckets - 1) / kChunkBuckets);
   try {
     pages_.reserve(wanted);
@@ -111,7 +111,7 @@ Status Index::extend(uint64_t buckets) {
   return {};
 }
 
-// Into the first bucket from `at` on with room, which is returned; extent_ if none has any.
+// Puts a key into the first bucket from `at` on that has room, and returns that bucket; extent_ if none has room.
 SHOAL_INLINE uint64_t Index::put(uint64_t at, int64_t key, uint32_t slot) {
   for (; at < extent_; ++at) {
     Bucket& bucket = *view_.at(at);
@@ -129,7 +129,7 @@ SHOAL_INLINE uint64_t Index::put(uint64_t at, int64_t key, uint32_t slot) {
   return at;
 }
 
-// Adds a bucket for a key that every bucket from its home to the last has passed on.
+// Adds a bucket for a key that found no room from its home to the last bucket.
 Status Index::put_into_new(uint64_t home, int64_t key, uint32_t slot) {
   const uint64_t at = extent_;
   if (Status status = extend(at + 1); !status.ok()) {
@@ -140,8 +140,8 @@ Status Index::put_into_new(uint64_t home, int64_t key, uint32_t slot) {
   return {};
 }
 
-// False where that needs a bucket more and there is no memory for it: `status` says so. A Status for each key would cost
-// an insert a tenth of its time.
+// Returns false if that needs one more bucket and there is no memory for it: `status` says so. A Status for each key
+// would cost an insert a tenth of its time.
 SHOAL_INLINE bool Index::place(uint64_t home, int64_t key, uint32_t slot, Status* status) {
   if (put(home, key, slot) < extent_) return true;
   *status = put_into_new(home, key, slot);
@@ -153,7 +153,7 @@ void Index::take_out(uint64_t home, uint64_t at, int which) {
   uncount(home, at);
 }
 
-// Takes back what a key from `home` that ended at `at` added to `over` on its way.
+// Takes back what a key with this home added to `over` on its way to `at`.
 void Index::uncount(uint64_t home, uint64_t at) {
   for (uint64_t passed = home; passed < at; ++passed)
     if (uint16_t& over = view_.at(passed)->over; over != UINT16_MAX) --over;
@@ -215,12 +215,13 @@ void Index::empty(uint64_t from, uint64_t to) {
   moving_.resize(static_cast<size_t>(out - moving_.data()));
 }
 
-// Takes out every entry whose home, at `scale`, is in [from, to). False if there is no memory for the list; then they are
-// where they were.
+// Takes out every entry whose home, at `scale`, is in [from, to). Returns false if there is no memory for the list;
+// then the entries are unchanged.
 bool Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
   moving_.clear();
   const bool low = scale == view_.low;
-  // Where a growth has not been, and from a bucket on that no key was passed on to, all entries up to `to` are taken out.
+  // Where the growth has not moved entries yet, and starting at a bucket that received no overflow, all entries up to
+  // `to` are taken out.
   const bool apart = low && scaled(view_.frontier, view_.high) >= to;
   bool passed = from > 0 && view_.at(from - 1)->over != 0;
   uint64_t emptied = to;  // from here to `to` nothing is left to count back
@@ -256,7 +257,7 @@ bool Index::collect(uint64_t scale, uint64_t from, uint64_t to) {
   return true;
 }
 
-// Puts what was taken out where it belongs now: back, if the frontier is where it was.
+// Puts the entries that were taken out where they belong now: to their old buckets, if the frontier has not moved.
 // REQUIRES: memory is mapped for all of it, as it is on the way back and towards the start.
 void Index::resettle() {
   Status status;
@@ -280,7 +281,7 @@ Status Index::grow(uint64_t count) {
     uint64_t end = scaled(view_.frontier - 1, view_.low) + 1;
     uint64_t begin = end > kBatch ? end - kBatch : 0;
     if (!collect(view_.low, begin, end)) return out_of_memory();
-    // Room for all of them behind the last bucket, or they go back to where they were.
+    // There must be room for all of them after the last bucket; otherwise they go back to where they were.
     Status room = map_chunks(extent_ + moving_.size() / kBucketKeys + 1);
     if (room.ok()) view_.frontier = first_hash(begin, view_.low);
     resettle();
@@ -301,7 +302,7 @@ Status Index::reserve(int64_t more) {
     if (need <= room(view_.low, kGrowAt)) return {};
     if (settled()) {
       uint64_t buckets = grown(view_.low);
-      // A small index goes straight to the size it needs; its memory does not matter and its moves do.
+      // A small index grows to the size it needs at once: its memory does not matter, but its moves do.
       while (buckets < kDoubleBelow && need > room(buckets, kGrowAt)) buckets = grown(buckets);
       if (Status status = begin_growth(buckets); !status.ok()) return status;
     }
@@ -333,7 +334,8 @@ bool Index::shrink(int64_t budget) {
     if (end == view_.high) {
       view_.high = view_.low;
       release_tail();
-      // This may have been a growth turned back, or keys may be gone since it began: then there is more to give.
+      // This may have been a growth that was reversed, or keys may have been erased since it began: then more memory
+      // can be freed.
       return shrink(budget - done - static_cast<int64_t>(kBatch));
     }
   }

@@ -1,8 +1,8 @@
 // Index: key -> slot for one table. Any int64 is a key.
 //
-// Thread safety: const methods may run beside each other; the others need the table to themselves.
-// Growth: by a fifth of its buckets at a time (small ones double), in place and a few buckets for each inserted key,
-// so no call stops for longer than its own work and there are never two copies.
+// Thread safety: const methods may run concurrently; the others need exclusive use of the table. Growth: by a fifth of
+// its buckets at a time (small ones double), in place, a few buckets for each inserted key. So no call takes longer
+// than its own work, and there are never two copies.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class Index {
 
   const IndexView& view() const { return view_; }
   int64_t size() const { return size_; }
-  // What the index takes now, and at most after `more` inserts.
+  // The memory that the index takes now, and at most after `more` inserts.
   int64_t bytes() const { return bytes_of(extent_); }
   int64_t bytes_after(int64_t more) const;
 
@@ -36,14 +36,14 @@ class Index {
   // The slot the key had, or kNoSlot.
   uint32_t erase(int64_t key);
 
-  // Gives a present key another slot.
+  // Gives a key that is in the index another slot.
   void reassign(int64_t key, uint32_t slot);
 
-  // Gives memory back after many erases; `budget` bounds the buckets looked at. True when there is nothing left to do.
-  // Where there is no memory to do it with, it does less.
+  // Gives memory back after many erases; `budget` limits how many buckets are looked at. Returns true when nothing is
+  // left to do. Does less if it cannot allocate the memory that it needs.
   bool shrink(int64_t budget);
 
-  // Entries live in buckets [0, extent()); a scan visits them in ranges of its own choice.
+  // Entries are in buckets [0, extent()); a scan may visit them in any ranges.
   uint64_t extent() const { return extent_; }
   // Calls visit(key, slot&) for every entry of buckets [from, to).
   template <typename Visit>

@@ -17,7 +17,7 @@ constexpr uint64_t kTopHash = ~uint64_t{0};
 
 int64_t key_with_hash(uint64_t hash) { return static_cast<int64_t>(unmix64(hash)); }
 
-// An index beside a map that says what it must hold.
+// An index, and a map that says what it must hold.
 class Walk {
  public:
   Walk(uint64_t seed, std::function<int64_t(Random&)> new_key) : random_(seed), new_key_(std::move(new_key)) {}
@@ -91,7 +91,7 @@ class Walk {
   void verify() {
     CHECK(index.size() == size(), index.size(), size());
     const IndexView& view = index.view();
-    // Every entry once, on the chain from its home; each bucket of a chain counts who passed.
+    // Every entry once, on the chain from its home; each bucket of a chain counts the keys that passed it.
     std::vector<int64_t> passed(index.extent() + 1, 0);
     int64_t entries = 0;
     for (uint64_t at = 0; at < index.extent(); ++at) {
@@ -303,7 +303,7 @@ void grows_by_a_fifth_and_a_little_at_a_time() {
     int64_t bytes = walk.index.bytes(), bytes_after = walk.index.bytes_after(kStep);
     walk.insert(kStep);
     IndexView after = walk.index.view();
-    // A few buckets behind the last take what overflows.
+    // A few buckets after the last one take the overflow.
     constexpr int64_t kSpill = 64 * sizeof(Bucket);
     CHECK(walk.index.bytes() <= bytes_after + kSpill, walk.size(), walk.index.bytes(), bytes_after);
     CHECK(static_cast<double>(walk.size()) <= 0.8 * kBucketKeys * static_cast<double>(after.low), walk.size(),
@@ -358,7 +358,7 @@ void keys_at_the_boundaries_of_buckets_stay_in_reach() {
   Walk walk(10, [&](Random& random) {
     if (random.below(3) == 0) return mixed_key(random);  // there are only so many of the others
     if (random.below(50) == 0) return key_with_hash(kTopHash - static_cast<uint64_t>(random.below(6)));
-    // The smallest hash of a bucket, or one beside it, at the scale before or after a growth or shrink.
+    // The smallest hash of a bucket, or one next to it, at the scale before or after a growth or shrink.
     uint64_t scale = std::max<uint64_t>(random.below(2) ? of->view().low : of->view().high, 1);
     unsigned __int128 begin = static_cast<unsigned __int128>(random.below(static_cast<int64_t>(scale))) << 64;
     uint64_t first = static_cast<uint64_t>((begin + scale - 1) / scale);
@@ -406,7 +406,7 @@ void a_chain_of_more_keys_than_a_bucket_can_count() {
   CHECK(walk.index.find(key_with_hash(kMiddle + 3)) != kNoSlot);
   CHECK(walk.index.find(key_with_hash(kMiddle + kKeys - 1)) != kNoSlot);
   CHECK(walk.index.find(key_with_hash(kMiddle + kKeys)) == kNoSlot);
-  // The counter no longer knows how many passed, so it stays; keys behind it must stay in reach.
+  // The counter no longer knows how many keys passed, so it stays; keys after it must stay in reach.
   CHECK(walk.index.erase(key_with_hash(kMiddle)) != kNoSlot);
   CHECK(view.at(home)->over == UINT16_MAX);
   for (int64_t i = 1; i < kKeys; i += 97)

@@ -15,13 +15,13 @@ struct Bags {
   bool narrow_offsets = false;
   int64_t batch = 0;
   int64_t count = 0;                // n
-  const uint32_t* slots = nullptr;  // [copies, n]: a feature that feeds several tables has slots in each
+  const uint32_t* slots = nullptr;  // [slot lists, n]: a feature that feeds several tables has a slot list for each
   const float* weights = nullptr;   // [n], or null
 
   SHOAL_INLINE int64_t key(int64_t i) const {
     return narrow_keys ? static_cast<const int32_t*>(keys)[i] : static_cast<const int64_t*>(keys)[i];
   }
-  SHOAL_INLINE const uint32_t* slots_of(int64_t copy) const { return slots + copy * count; }
+  SHOAL_INLINE const uint32_t* slots_of(int64_t slot_list) const { return slots + slot_list * count; }
   SHOAL_INLINE int64_t offset(int64_t i) const {
     return narrow_offsets ? static_cast<const int32_t*>(offsets)[i] : static_cast<const int64_t*>(offsets)[i];
   }

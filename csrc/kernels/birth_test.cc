@@ -39,7 +39,7 @@ std::vector<float> born(const Init& init, const std::vector<int64_t>& keys, int3
   int64_t n = static_cast<int64_t>(keys.size());
   birth(store.rows(), init, nullptr, {}, keys.data(), slots.data(), n, 2);
   read_weights(store.rows(), {}, keys.data(), slots.data(), n, out.data(), 2);
-  // Who reads a missing row sees the same.
+  // A read of a missing row gives the same.
   std::vector<uint32_t> none(keys.size(), kNoSlot);
   std::vector<float> missing(out.size());
   read_weights(store.rows(), init, keys.data(), none.data(), n, missing.data(), 2);

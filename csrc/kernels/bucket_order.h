@@ -1,4 +1,4 @@
-// The order in which rows leave the process: by the bucket of their key, so that whoever wants some buckets reads one piece.
+// The order in which rows leave the process: by the bucket of their key. So some buckets are read as one piece.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The rows that changed since they were taken last, each at least once: by key where it is known, else by slot. A row's
-// flag kChanged says that it is listed already.
+// The rows that changed since the list was last taken, each at least once: by key if the key is known, else by slot. A
+// row's flag kChanged says that it is listed already.
 //
 // Thread safety: none of its own; the table's lock covers it.
 #pragma once
@@ -16,7 +16,7 @@ class ChangedRows {
   // Throws std::bad_alloc, and then has none of them.
   void add(const int64_t* keys, int64_t n) { keys_.insert(keys_.end(), keys, keys + n); }
 
-  // Makes room for n slots more, for who may not fail once rows changed. Throws std::bad_alloc.
+  // Makes room for n more slots, so that listing them cannot fail after rows have changed. Throws std::bad_alloc.
   void expect(int64_t n) {
     const size_t wanted = slots_.size() + static_cast<size_t>(n);
     if (wanted > slots_.capacity()) slots_.reserve(std::max(wanted, 2 * slots_.size()));

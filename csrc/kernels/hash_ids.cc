@@ -67,7 +67,7 @@ void hash_padded(const char* data, int64_t width, int64_t n, int64_t* out, int t
   });
 }
 
-// Appends the UTF-8 of a code point; null where it has none.
+// Appends the UTF-8 of a code point; returns null if it has none.
 static char* put_utf8(uint32_t point, char* to) {
   if (point < 0x80) {
     *to++ = static_cast<char>(point);

@@ -24,7 +24,7 @@ struct PoolFeature {
   // Where its output goes: row i of the feature (a bag, or a key for `none`) at out + i * stride, in elements.
   char* out = nullptr;
   int64_t stride = 0;
-  int64_t copy = 0;  // which of the batch's slots are this table's
+  int64_t slot_list = 0;  // the number of this table's slot list: a feature has one for each table that it feeds
 };
 
 // Output rows [begin, end) of a feature: the work one thread takes at a time.

@@ -26,7 +26,7 @@ inline int64_t rows_ahead(const Rows& rows) {
 // A feature's slots: all known, or found on the way, while rows travel from memory.
 class Slots {
  public:
-  Slots(const Bags& bags, int64_t copy) : slots_(bags.slots_of(copy)), known_(INT64_MAX) {}
+  Slots(const Bags& bags, int64_t slot_list) : slots_(bags.slots_of(slot_list)), known_(INT64_MAX) {}
   // Those that `finder` writes, from position `begin` on. `stops`: once a key has none, no output is wanted.
   Slots(Finder<int64_t>* finder, const uint32_t* slots, int64_t begin, bool stops)
       : slots_(slots), begin_(begin), known_(begin), keys_of_64_(finder), stops_(stops) {}
@@ -265,7 +265,7 @@ void run_slots(const PoolFeature& feature, const Bags& bags, Slots& slots, Dtype
 
 void run(const PoolFeature& feature, const Bags& bags, Dtype out_dtype, int64_t begin, int64_t end, float* scratch) {
   if (feature.silent) return run_silent(feature, out_dtype, begin, end);
-  Slots slots(bags, feature.copy);
+  Slots slots(bags, feature.slot_list);
   run_slots(feature, bags, slots, out_dtype, begin, end, scratch);
 }
 

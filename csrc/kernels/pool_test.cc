@@ -196,11 +196,12 @@ void a_feature_of_two_tables_has_slots_in_each() {
   slots.insert(slots.end(), other.slots.begin(), other.slots.end());
   bags.slots = slots.data();
   for (Pooling pooling : kPoolings)
-    for (int64_t copy : {0, 1}) {
-      const Rows& rows = (copy ? second : first)->rows();
-      std::vector<float> wanted = expected(rows, copy ? other : batch, 0, pooling, true), out(wanted.size(), NAN);
-      pool({{&rows, 0, pooling, false, kMissing, reinterpret_cast<char*>(out.data()), 7, copy}}, bags, Dtype::f32, 1);
-      CHECK(out == wanted, copy, static_cast<int>(pooling));
+    for (int64_t slot_list : {0, 1}) {
+      const Rows& rows = (slot_list ? second : first)->rows();
+      std::vector<float> wanted = expected(rows, slot_list ? other : batch, 0, pooling, true), out(wanted.size(), NAN);
+      pool({{&rows, 0, pooling, false, kMissing, reinterpret_cast<char*>(out.data()), 7, slot_list}}, bags, Dtype::f32,
+           1);
+      CHECK(out == wanted, slot_list, static_cast<int>(pooling));
     }
 }
 

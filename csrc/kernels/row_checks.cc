@@ -103,7 +103,7 @@ std::optional<int64_t> repeated_key(std::span<const std::span<const int64_t>> pi
   if (ascend(pieces)) return std::nullopt;
   const uint64_t seed = process_seed();
   size_t count = 0, zeros = 0;
-  // Sets have 0 where they have nothing, so that the one key whose hash that is is counted apart.
+  // 0 marks an empty place in a set, so the one key whose hash is 0 is counted separately.
   for (const auto& piece : pieces)
     for (int64_t key : piece) {
       const bool is_zero = !hash_of(key, seed);

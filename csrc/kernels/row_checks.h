@@ -7,9 +7,9 @@
 
 namespace shoal {
 
-// A key that comes more than once among the pieces; none where each comes once. Its time is linear in the number of keys,
-// whatever they are: no one who does not know this process's seed can choose keys that are slow. Takes 8 bytes a key
-// meanwhile, unless they come in ascending order. Throws std::bad_alloc.
+// Returns a key that is more than once among the pieces, or none. The time is linear in the number of keys, whatever
+// they are: without this process's seed, keys that are slow cannot be chosen. Takes 8 bytes a key while it runs, unless
+// the keys are in ascending order. Throws std::bad_alloc.
 std::optional<int64_t> repeated_key(std::span<const std::span<const int64_t>> pieces);
 
 // Keys in the order of their buckets.

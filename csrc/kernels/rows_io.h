@@ -57,10 +57,10 @@ void export_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowCo
 void import_rows(const Rows& rows, const uint32_t* slots, int64_t n, const RowColumns& from, const float* first_state,
                  const Birth& at, uint32_t flags, int threads);
 
-// Stamps rows in use. Readers may do it beside each other.
+// Stamps rows in use. Several threads may do it at the same time.
 void stamp(const Rows& rows, const uint32_t* slots, int64_t n, uint32_t clock);
-// Raises the scores of rows in use to `score`. `changed`, if it is not null, hears of rows that were not flagged changed.
-// Throws std::bad_alloc, and then nothing has changed.
+// Raises the scores of rows in use to `score`. `changed`, if it is not null, gets the rows that were not flagged
+// changed. Throws std::bad_alloc, and then nothing has changed.
 void touch(const Rows& rows, const uint32_t* slots, int64_t n, double score, ChangedRows* changed);
 
 struct RowsKernel {

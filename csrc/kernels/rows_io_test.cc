@@ -13,7 +13,7 @@ namespace shoal {
 namespace {
 
 // A store with some rows, born as zeros with state 0, 1, 2 and score 5, and no flags.
-// Facts beside the score are born as 21 and 22.
+// Facts other than the score are born as 21 and 22.
 const int64_t kFirstFacts[2] = {21, 22};
 std::string first_facts() { return {reinterpret_cast<const char*>(kFirstFacts), sizeof kFirstFacts}; }
 

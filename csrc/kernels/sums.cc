@@ -19,7 +19,7 @@ bool keys_repeat(const GradientRow* features, int64_t feature_count, const Bags&
   for (int64_t f = 0; f < feature_count; ++f) {
     const GradientRow& in = features[f];
     const int64_t n = in.end - in.begin, take = n * kSample / positions;
-    const uint32_t* slots = bags.slots_of(in.feature->copy) + in.begin;
+    const uint32_t* slots = bags.slots_of(in.feature->slot_list) + in.begin;
     for (int64_t i = 0; i < take; ++i) {
       const uint32_t slot = slots[n * i / take];
       if (slot == kNoSlot) continue;

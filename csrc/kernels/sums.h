@@ -45,8 +45,8 @@ struct SumKernel {
 };
 SHOAL_DISPATCH(SumKernel, sum_kernel)
 
-// Whether so many of the positions of a table's features name a row that another one names, by a sample, that adding up
-// without a sort is faster.
+// Whether adding up without a sort is faster: whether in a sample enough positions of a table's features name a row
+// that another position names too.
 bool keys_repeat(const GradientRow* features, int64_t feature_count, const Bags& bags);
 
 }  // namespace shoal

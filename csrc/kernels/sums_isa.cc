@@ -71,7 +71,7 @@ class Sums {
 
   void add(const GradientRow& in) {
     const UpdateFeature& feature = *in.feature;
-    const uint32_t* slots = bags_.slots_of(feature.copy);
+    const uint32_t* slots = bags_.slots_of(feature.slot_list);
     const int64_t first = feature.source * bags_.batch;
     const bool each = feature.pooling == Pooling::none;
     uint32_t named[kTogether];

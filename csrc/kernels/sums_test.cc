@@ -40,7 +40,7 @@ std::map<uint32_t, Wanted> one_by_one(const UpdatePart& part, const Bags& bags, 
     for (int64_t bag = 0; bag < bags.batch; ++bag) {
       const int64_t at = feature.source * bags.batch + bag, from = bags.offset(at), to = bags.offset(at + 1);
       for (int64_t i = from; i < to; ++i) {
-        const uint32_t slot = bags.slots_of(feature.copy)[i];
+        const uint32_t slot = bags.slots_of(feature.slot_list)[i];
         if (slot == kNoSlot || static_cast<uint64_t>(slot) >> range.shift != range.number) continue;
         float scale = part.table->grad_scale;
         if (bags.weights) scale *= bags.weights[i];
@@ -65,14 +65,14 @@ void check_sums(int32_t dim, Pooling pooling, bool weighted, int64_t rows, int64
   for (size_t i = 0; i < batch.grads[0].size(); i += 3) batch.grads[0][i] = -0.0f;
   Bags bags = batch.bags(weighted);
   bags.count = static_cast<int64_t>(batch.keys.size());
-  // The second feature's slots are those of another copy; nothing reads its first.
+  // The second feature reads its second slot list; nothing reads its first.
   const size_t own = static_cast<size_t>(bags.offset(batch_size));
   std::vector<uint32_t> slots = batch.slots;
   slots.insert(slots.end(), batch.slots.begin(), batch.slots.end());
   std::fill(slots.begin() + static_cast<int64_t>(own), slots.begin() + bags.count, 1u);
   bags.slots = slots.data();
   UpdateFeature features[2] = {batch.feature(0, 0), batch.feature(1, 0)};
-  features[1].copy = 1;
+  features[1].slot_list = 1;
   const int64_t middle = bags.offset(batch_size), end = bags.offset(2 * batch_size);
   const GradientRow both[2] = {{&features[0], 0, middle}, {&features[1], middle, end}};
   UpdateTable settings;

@@ -60,8 +60,8 @@ int shift_for(const Rows& rows, int64_t parts) {
   return shift;
 }
 
-// A gradient's row follows from the pair alone if the table has one feature, whose gradients all reach their rows with the
-// same factor, and no rounding that wants the key.
+// The pair alone tells the row of a gradient if the table has one feature, all of whose gradients reach their rows with
+// the same factor, and if no rounding needs the key.
 bool is_direct(const UpdateTable& table, const std::vector<GradientRow>& features, const Bags& bags) {
   return features.size() == 1 && !bags.weights && features[0].feature->pooling != Pooling::mean &&
          table.rows->dtype == Dtype::f32;
@@ -161,7 +161,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     TableParts& table = split[static_cast<size_t>(feature.table)];
     table.features.push_back({&feature, begin, end});
     table.positions += end - begin;
-    positions = std::max(positions, feature.copy * bags.count + end);
+    positions = std::max(positions, feature.slot_list * bags.count + end);
   }
   std::vector<UpdateCounts> counts_of(tables.size());
   int64_t part_count = 0, work = 0;
@@ -201,7 +201,7 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     const TableParts& table = split[static_cast<size_t>(chunk.table)];
     const int shift = table.shift;
-    const uint32_t* slots = bags.slots_of(chunk.feature->copy);
+    const uint32_t* slots = bags.slots_of(chunk.feature->slot_list);
     int64_t* histogram = &count[static_cast<size_t>(chunk.counts_at)];
     if (table.parts == 1) {
       *histogram = chunk.end - chunk.begin - std::count(slots + chunk.begin, slots + chunk.end, kNoSlot);
@@ -250,13 +250,13 @@ std::vector<UpdateCounts> update(const std::vector<UpdateTable>& tables, const s
     const Chunk& chunk = chunks[static_cast<size_t>(c)];
     const TableParts& table = split[static_cast<size_t>(chunk.table)];
     const UpdateFeature& feature = *chunk.feature;
-    const uint32_t* slots = bags.slots_of(feature.copy);
+    const uint32_t* slots = bags.slots_of(feature.slot_list);
     int64_t* next = &count[static_cast<size_t>(chunk.counts_at)];
     const int64_t first = feature.source * bags.batch;
     auto put_all = [&](auto&& put) {
       if (!table.direct)
         for_each_position(bags, first, chunk.begin, chunk.end, [&](int64_t at, int64_t bag) {
-          bag_of.get()[feature.copy * bags.count + at] = static_cast<uint32_t>(bag);
+          bag_of.get()[feature.slot_list * bags.count + at] = static_cast<uint32_t>(bag);
           put(slots[at], at);
         });
       else if (feature.pooling == Pooling::none)

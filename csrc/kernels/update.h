@@ -28,8 +28,8 @@ enum class Optimizer : int {
   assign = 7,
 };
 
-// How the gradients of one row become one. All but the sum take those alone that are not all zeros; a row that has no
-// such gradient stays as it is.
+// How the gradients of one row become one. All but the sum use only gradients that are not all zeros; a row without
+// such a gradient stays as it is.
 enum class Reduce : int { sum = 0, mean = 1, first = 2, last = 3 };
 
 // What a step reads. Each optimizer's file says which of the numbered settings it uses.
@@ -61,7 +61,7 @@ struct UpdateTable {
   uint32_t clock = 0;
   uint64_t step = 0;
   uint64_t rounding_stream = 0;
-  ChangedRows* changed = nullptr;  // hears of rows that were not flagged so; null if nobody asks
+  ChangedRows* changed = nullptr;  // gets the rows that were not flagged so; null if changes are not tracked
 };
 
 // The gradient of one feature's output, and where its rows lie.
@@ -71,7 +71,7 @@ struct UpdateFeature {
   Pooling pooling = Pooling::sum;
   const float* grad = nullptr;  // row i at grad + i * stride
   int64_t stride = 0;
-  int64_t copy = 0;  // which of the batch's slots are this table's
+  int64_t slot_list = 0;  // the number of this table's slot list: a feature has one for each table that it feeds
 };
 
 struct UpdateCounts {
@@ -106,9 +106,9 @@ struct UpdatePart {
   int64_t feature_count;
   // Where a pair's lower half is the number of a row of the only feature's gradient. Else it is a position of the batch.
   bool direct;
-  const uint32_t* bag_of;  // [copies, n]: the bag a position belongs to; not for direct parts
-  // The slots of rows that were not flagged changed; null if nobody asks. It may lie where the pairs do: fewer slots are
-  // written than pairs were read.
+  const uint32_t* bag_of;  // [slot lists, n]: the bag a position belongs to; not for direct parts
+  // The slots of rows that were not flagged changed; null if changes are not tracked. It may share the memory of the
+  // pairs: fewer slots are written than pairs were read.
   uint32_t* changed;
 };
 

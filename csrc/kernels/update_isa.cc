@@ -53,7 +53,7 @@ SHOAL_INLINE Gradient gradient_of(const UpdatePart& part, const Bags& bags, uint
   float scale = part.table->grad_scale;
   if (bags.weights) scale *= bags.weights[position];
   if (feature.pooling == Pooling::none) return {feature.grad + (position - in->begin) * feature.stride, scale};
-  int64_t bag = part.bag_of[feature.copy * bags.count + position];
+  int64_t bag = part.bag_of[feature.slot_list * bags.count + position];
   if (feature.pooling == Pooling::mean) {
     int64_t at = feature.source * bags.batch + bag;
     scale /= static_cast<float>(bags.offset(at + 1) - bags.offset(at));
@@ -363,7 +363,7 @@ UpdateCounts run_any(const UpdatePart& part, const Bags& bags, const UpdateRows&
 void position_gradients(const UpdateFeature& feature, const Rows& rows, const Init& missing, const Bags& bags,
                         int64_t begin, int64_t end, float* out, float* scratch) {
   const int64_t first = feature.source * bags.batch, base = bags.offset(first);
-  const uint32_t* slots = bags.slots_of(feature.copy);
+  const uint32_t* slots = bags.slots_of(feature.slot_list);
   for (int64_t bag = begin; bag < end; ++bag) {
     int64_t from = bags.offset(first + bag), to = bags.offset(first + bag + 1);
     for (int64_t i = from; i < to; ++i) {

@@ -349,7 +349,7 @@ void the_last_position_counts() {
   }
 }
 
-// One feature that feeds two tables has slots in each, one copy after the other.
+// One feature that feeds two tables has a slot list for each, one after the other.
 void a_feature_of_two_tables_updates_both() {
   Table first(12, Dtype::f32, 50, 0), second(12, Dtype::f32, 80, 0), first_alone(12, Dtype::f32, 50, 0),
       second_alone(12, Dtype::f32, 80, 0);
@@ -361,7 +361,7 @@ void a_feature_of_two_tables_updates_both() {
   bags.slots = slots.data();
   bags.count = static_cast<int64_t>(batch.keys.size());
   std::vector<UpdateFeature> features = {batch.feature(0, 0), batch.feature(1, 1), batch.feature(1, 0)};
-  features[1].copy = 1;
+  features[1].slot_list = 1;
   update({sgd(first), sgd(second)}, features, bags, 2);
 
   update({sgd(first_alone)}, {batch.feature(0, 0), batch.feature(1, 0)}, batch.bags(true), 2);

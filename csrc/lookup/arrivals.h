@@ -1,5 +1,5 @@
-// Keys that come into the memory of tables, and leave it. An index and its store change in one call: a caller that is
-// interrupted is so before it or behind it, and no slot is lost in between.
+// Keys that enter and leave the memory of tables. An index and its store change in one call: an interrupt of the caller
+// comes before or after that call, so no slot is lost in between.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace shoal {
 
-// Keys of one table that come.
+// Keys of one table that enter memory.
 struct Arrival {
   Index* index = nullptr;
   DramStore* store = nullptr;
@@ -25,20 +25,21 @@ struct Arrival {
 // Gives all keys of all tables a slot, or none. REQUIRES: store->reserve(n) succeeded, and the keys are absent and differ.
 Status arrive(const std::vector<Arrival>& tables, int threads);
 
-// Takes keys out, and frees their slots; those that are not there are left alone. Asks for no memory.
+// Removes keys and frees their slots. Keys that are not there are skipped. Allocates no memory.
 void leave(Index* index, DramStore* store, const int64_t* keys, int64_t n);
 
 // Moves rows from their slots to the lowest free ones, of which there are n. Throws std::bad_alloc before anything changes.
 void relocate(Index* index, DramStore* store, const int64_t* keys, const uint32_t* slots, int64_t n);
 
-// Slots of erased rows that forwards may hold until their leases end. Leases are numbered as they begin.
+// Slots of erased rows that forwards may still hold, until their leases end. Leases are numbered in the order in which
+// they begin.
 class Limbo {
  public:
   bool any() const { return !waiting_.empty(); }
-  // Takes keys out and flags their rows as erased; their slots are free once the leases up to `lease` have ended. Throws
+  // Removes keys and flags their rows as erased. Their slots are free once the leases up to `lease` have ended. Throws
   // std::bad_alloc before anything changes.
   void erase(Index* index, const DramStore& store, const int64_t* keys, int64_t n, int64_t lease);
-  // Frees the slots whose leases are all older than the oldest that is alive, if one is.
+  // Frees the slots whose leases are all older than `oldest`, the oldest one that is alive, if any is.
   void free(DramStore& store, std::optional<int64_t> oldest);
 
  private:

@@ -6,8 +6,8 @@
 
 namespace shoal {
 
-LookupBatch::LookupBatch(Numbers keys, Numbers offsets, const float* weights, int64_t features, int64_t copies)
-    : features_(features), slot_count_(static_cast<size_t>(copies * keys.count)), slots_(slot_count_) {
+LookupBatch::LookupBatch(Numbers keys, Numbers offsets, const float* weights, int64_t features, int64_t slot_lists)
+    : features_(features), slot_count_(static_cast<size_t>(slot_lists * keys.count)), slots_(slot_count_) {
   bags_.count = keys.count;
   bags_.batch = (offsets.count - 1) / std::max<int64_t>(features, 1);
   bags_.slots = slots_.get();

@@ -1,5 +1,5 @@
-// The lookup of a batch in two phases: outputs whose rows are all there are written at once, the others after their keys
-// got rows.
+// The lookup of a batch in two phases: outputs whose rows are all in memory are written at once, the others after their
+// keys have rows.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,8 @@ class LookupBatch {
     bool narrow;
   };
 
-  LookupBatch(Numbers keys, Numbers offsets, const float* weights, int64_t features, int64_t copies);
-  // What is wrong with its offsets. REQUIRES of what follows: it is ok.
+  LookupBatch(Numbers keys, Numbers offsets, const float* weights, int64_t features, int64_t slot_lists);
+  // Checks the offsets. REQUIRES for all other methods: this returned ok.
   Status check() const { return shoal::check(bags_, features_, bags_.count); }
 
   // Takes other tensors of the same batch. An error if their features begin elsewhere.
@@ -40,23 +40,24 @@ class LookupBatch {
 
   // Before slots are found ahead of the lookup: keeps the offsets as they are now, has room for the keys, and knows no slot.
   void begin_ahead();
-  // Whether these are as many keys in the bags that it keeps.
+  // Whether these are as many keys, in the same bags as those it keeps.
   bool has_bags_of(Numbers keys, Numbers offsets) const;
 
   const Bags& bags() const { return bags_; }
   uint32_t* slots() { return slots_.get(); }
-  // The keys that the slots are of: the tensor's, or those that are kept.
+  // The keys that the slots belong to: the tensor's, or those that are kept.
   Keys keys() const { return {are_kept_ ? kept_.get() : bags_.keys, bags_.narrow_keys}; }
   const std::vector<int64_t>& bounds() const { return bounds_; }
-  KeyRange range(int64_t source, int64_t copy) const {
+  KeyRange range(int64_t source, int64_t slot_list) const {
     return {nullptr, bounds_[static_cast<size_t>(source)], bounds_[static_cast<size_t>(source) + 1],
-            copy * bags_.count};
+            slot_list * bags_.count};
   }
 
-  // Pools what waited for rows, and counts the lookup. REQUIRES: every position of the parts that wait has its slot.
+  // Pools the outputs that waited for rows, and counts the lookup. REQUIRES: every position of the parts that wait has
+  // its slot.
   void finish(int threads);
 
-  // Whether the batch's backward is done: it is from the call on that changes rows, or that leaves them.
+  // Whether the batch's backward is done: true from the call on that changes rows, or decides to leave them unchanged.
   bool applied = false;
 
  private:
@@ -78,7 +79,7 @@ class LookupBatch {
   Kept<char> kept_{0};
   bool are_kept_ = false;
 
-  // Of the lookup: what waits for rows, and what is to be counted once nothing can fail.
+  // Of the lookup: what waits for rows, and what is counted once nothing can fail any more.
   std::vector<LookupPart> parts_;
   std::vector<WaitingTask> rest_;
   std::vector<Count> counts_;
@@ -100,14 +101,14 @@ class BatchLookup {
  public:
   void add(const LookupFeature& feature) { features_.push_back(feature); }
 
-  // Slots, unless they are `known`, then rows to the output. `out` has `width` columns for all features, or, if that is
-  // negative, the rows of one feature after the other's. Returns how many keys each feature lacks where some output waits
-  // for rows: LookupBatch::finish() writes it. Returns nothing where all is there.
+  // Finds slots, unless they are `known`, and pools rows into the output. `out` has `width` columns for all features,
+  // or, if that is negative, the rows of each feature after those of the one before. If some output waits for rows,
+  // returns how many keys each feature lacks, and LookupBatch::finish() writes the rest; else returns an empty vector.
   std::vector<int64_t> run(LookupBatch& batch, char* out, int64_t width, Dtype dtype, bool training, bool known,
                            int threads) const;
 
-  // Slots alone, while others may change the indexes. `tables`: the features of each table whose keys may be elsewhere.
-  // Returns those keys that have no slot.
+  // Finds slots only; other threads may change the indexes meanwhile. `tables`: the features of each table whose keys
+  // may be in a lower tier. Returns the keys that have no slot.
   MissingKeys find(LookupBatch& batch, RwLock& indexes, const std::vector<std::vector<size_t>>& tables,
                    int threads) const;
 

@@ -1,6 +1,6 @@
-// A table as the layer above uses it: readers find and pool beside each other under a shared lock, while one writer
-// inserts, updates, erases and compacts under an exclusive one. Made for a race detector, and for what it cannot see:
-// a reader must find rows as they are between two steps of the writer.
+// A table as the layer above uses it: lookup threads find and pool at the same time under a shared lock, and one writer
+// inserts, updates, erases and compacts under an exclusive one. Made for a race detector, and for what it cannot see: a
+// lookup must find rows as they are between two steps of the writer.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -203,7 +203,7 @@ void a_waiting_writer_comes_before_new_readers() {
     written.store(true);
     lock.unlock();
   });
-  // Readers that overlap each other would keep a writer out for ever.
+  // Shared holders that overlap would keep a writer out for ever.
   std::vector<std::thread> readers;
   for (int r = 0; r < 2; ++r)
     readers.emplace_back([&] {

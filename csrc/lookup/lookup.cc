@@ -28,7 +28,7 @@ int64_t keys_of(const PoolTask& task, const Bags& bags) {
   return at.end - at.begin;
 }
 
-// Slots of some positions; how many have none.
+// Writes the slots of some positions; returns how many have none.
 int64_t find_some(const Index& index, const void* keys, bool narrow, Positions at, uint32_t* slots) {
   uint32_t* out = slots + at.begin;
   const size_t n = static_cast<size_t>(at.end - at.begin);
@@ -44,7 +44,7 @@ int64_t find_some(const Index& index, const void* keys, bool narrow, Positions a
 
 int64_t find_task(const Index& index, const PoolTask& task, const Bags& bags, uint32_t* slots) {
   return find_some(index, bags.keys, bags.narrow_keys, positions_of(task, bags),
-                   slots + task.feature->copy * bags.count);
+                   slots + task.feature->slot_list * bags.count);
 }
 
 size_t key_bytes(const Bags& bags) { return bags.narrow_keys ? sizeof(int32_t) : sizeof(int64_t); }
@@ -54,12 +54,12 @@ bool are_the_same(const void* one, const void* two, size_t width, Positions at) 
   return std::memcmp(static_cast<const char*>(one) + begin, static_cast<const char*>(two) + begin, bytes) == 0;
 }
 
-// The same for a task whose slots are known, but for positions that had none: these may have one by now.
+// The same for a task whose slots are known, except for positions that had none: these may have one by now.
 int64_t find_rest(const Index& index, const PoolTask& task, const Bags& bags, const void* known, uint32_t* slots) {
   auto [begin, end] = positions_of(task, bags);
   if (begin == end) return 0;
   if (!are_the_same(known, bags.keys, key_bytes(bags), {begin, end})) return find_task(index, task, bags, slots);
-  uint32_t* first = slots + task.feature->copy * bags.count;
+  uint32_t* first = slots + task.feature->slot_list * bags.count;
   int64_t lost = 0;
   for (int64_t i = begin; i < end; ++i) {
     if (first[i] != kNoSlot) continue;
@@ -104,7 +104,7 @@ Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* s
       lost = find_task(index, task, bags, slots);
     } else {
       const Positions at = positions_of(task, bags);
-      uint32_t* own = slots + task.feature->copy * bags.count;
+      uint32_t* own = slots + task.feature->slot_list * bags.count;
       lost = find_and_pool_task(task, bags, {index.view(), at.begin, at.end, own, may_bear}, out_dtype);
       is_pooled = lost == 0 || !may_bear;
     }
@@ -141,12 +141,12 @@ void pool_rest(const std::vector<LookupPart>& parts, const std::vector<WaitingTa
 std::vector<Lacking> find_ahead(const std::vector<LookupPart>& parts, const Bags& bags,
                                 const std::vector<int64_t>& bounds, void* kept, uint32_t* slots, RwLock& indexes,
                                 int threads) {
-  // Who changes an index waits for as many keys of each thread. Large enough to hide a task's start.
+  // A change of an index waits for at most this many keys of each thread. Large enough to hide a task's start.
   constexpr int64_t kTogether = 2048;
   struct Task {
-    size_t first, last;  // of the parts by source: those that the positions are of
+    size_t first, last;  // parts, sorted by source, whose positions these are
     Positions at;
-    std::vector<std::vector<int64_t>> lacking = {};  // by part, or none where none is
+    std::vector<std::vector<int64_t>> lacking = {};  // by part; empty if nothing is lacking
   };
   std::vector<size_t> by_source(parts.size());
   std::iota(by_source.begin(), by_source.end(), size_t{0});
@@ -171,7 +171,7 @@ std::vector<Lacking> find_ahead(const std::vector<LookupPart>& parts, const Bags
     std::shared_lock lock(indexes);
     for (size_t i = first; i < last; ++i) {
       const LookupPart& part = parts[by_source[i]];
-      uint32_t* out = slots + part.feature.copy * bags.count;
+      uint32_t* out = slots + part.feature.slot_list * bags.count;
       const int64_t lost = find_some(*part.index, kept, bags.narrow_keys, at, out);
       if (!lost) continue;
       lacking.resize(last - first);
@@ -182,7 +182,7 @@ std::vector<Lacking> find_ahead(const std::vector<LookupPart>& parts, const Bags
     }
   });
   std::vector<Lacking> found(parts.size());
-  for (size_t p = 0; p < parts.size(); ++p) found[p].shift = parts[p].feature.copy * bags.count;
+  for (size_t p = 0; p < parts.size(); ++p) found[p].shift = parts[p].feature.slot_list * bags.count;
   for (const Task& task : tasks)
     for (size_t i = 0; i < task.lacking.size(); ++i) {
       std::vector<int64_t>& all = found[by_source[task.first + i]].positions;

@@ -31,9 +31,9 @@ struct Found {
   std::vector<WaitingTask> rest;  // what is to be pooled once the missing keys have rows
 };
 
-// Writes slots[copy * n + i] of every position of every part, and pools what waits for nothing. `known`, if it is not
-// null: the keys whose slots are there already, where they had a row when the batch was staged, and still right. What is
-// another key by now is found anew.
+// Writes slots[slot_list * n + i] of every position of every part, and pools what waits for nothing. `known`, if it is
+// not null: the keys when the batch was staged. Those that had a row then have their slots already, which are still
+// right; positions whose key has changed since are looked up again.
 // `parts` must stay where they are until the rest is pooled.
 Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* slots, const void* known,
              Dtype out_dtype, int threads);
@@ -42,10 +42,11 @@ Found lookup(const std::vector<LookupPart>& parts, const Bags& bags, uint32_t* s
 void pool_rest(const std::vector<LookupPart>& parts, const std::vector<WaitingTask>& rest, const Bags& bags,
                uint32_t* slots, Dtype out_dtype, int threads);
 
-// Slots alone, ahead of the lookup, beside whoever changes indexes, and so that he never waits for more than some of it.
-// The keys are copied to `kept` on the way, and the slots are those of the copies, whatever the batch's own become. By part,
-// which positions have none.
-// `bounds`: where each feature's keys begin, and the end, by offsets that were looked at: somebody may write to the batch's.
+// Finds slots ahead of the lookup. Runs concurrently with threads that change indexes, and releases the lock after each
+// chunk of keys. The keys are copied to `kept`, and the slots are those of the copies, even if the batch's keys change
+// later. Returns, by part, which positions have none.
+// `bounds`: where each feature's keys begin, and the end, from offsets that were checked: the batch's own may be
+// written to meanwhile.
 std::vector<Lacking> find_ahead(const std::vector<LookupPart>& parts, const Bags& bags,
                                 const std::vector<int64_t>& bounds, void* kept, uint32_t* slots, RwLock& indexes,
                                 int threads);

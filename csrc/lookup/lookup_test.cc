@@ -83,8 +83,9 @@ std::vector<float> sums(const Table& table, const Batch& batch, int64_t source, 
   return wanted;
 }
 
-PoolFeature feature_of(const Table& table, int64_t source, int64_t copy, std::vector<float>* out) {
-  return {&table.store.rows(), source, Pooling::sum, false, kZeros, reinterpret_cast<char*>(out->data()), kDim, copy};
+PoolFeature feature_of(const Table& table, int64_t source, int64_t slot_list, std::vector<float>* out) {
+  return {
+      &table.store.rows(), source, Pooling::sum, false, kZeros, reinterpret_cast<char*>(out->data()), kDim, slot_list};
 }
 
 void pools_at_once_what_waits_for_nothing() {
@@ -157,7 +158,7 @@ void finds_ahead_and_lists_what_it_lacks() {
       for (int threads : {1, 3}) {
         Table table(1000), other(500), empty(0);
         Batch batch(3, bags, 6, 1200, false);
-        // The last feature feeds two tables, and its parts do not stand beside each other.
+        // The last feature feeds two tables, and its parts do not follow each other.
         std::vector<float> out(static_cast<size_t>(bags * kDim) + 1);
         const std::vector<LookupPart> parts = {{&table.index, feature_of(table, 2, 0, &out), true},
                                                {&empty.index, feature_of(empty, 0, 0, &out), true},
@@ -168,20 +169,21 @@ void finds_ahead_and_lists_what_it_lacks() {
         const std::vector<Lacking> found = find_ahead(parts, batch.bags(narrow), bounds_of(batch, 3), kept.data(),
                                                       batch.slots.data(), indexes, threads);
         for (size_t p = 0; p < parts.size(); ++p) {
-          const int64_t source = parts[p].feature.source, copy = parts[p].feature.copy;
+          const int64_t source = parts[p].feature.source, slot_list = parts[p].feature.slot_list;
           std::vector<int64_t> lacking;
           for (int64_t i = batch.offsets[static_cast<size_t>(source * bags)];
                i < batch.offsets[static_cast<size_t>((source + 1) * bags)]; ++i) {
             const size_t at = static_cast<size_t>(i);
             const uint32_t slot = parts[p].index->find(batch.keys[at]);
-            CHECK(batch.slots[static_cast<size_t>(copy) * n + at] == slot, p, i);
+            CHECK(batch.slots[static_cast<size_t>(slot_list) * n + at] == slot, p, i);
             if (slot == kNoSlot) lacking.push_back(i);
             const void* key = narrow ? static_cast<const void*>(&batch.narrow[at]) : &batch.keys[at];
             CHECK(std::memcmp(&kept[at * width], key, width) == 0, p, i);
           }
-          CHECK(found[p].positions == lacking && found[p].shift == copy * static_cast<int64_t>(n), p, bags, threads);
+          CHECK(found[p].positions == lacking && found[p].shift == slot_list * static_cast<int64_t>(n), p, bags,
+                threads);
         }
-        // Those of the feature in the middle, which no part reads, are nobody's.
+        // No part reads the feature in the middle, so its slots are untouched.
         for (size_t i = static_cast<size_t>(batch.offsets[static_cast<size_t>(bags)]);
              i < static_cast<size_t>(batch.offsets[static_cast<size_t>(2 * bags)]); ++i)
           CHECK(batch.slots[i] == 12345 && batch.slots[n + i] == 12345, i);

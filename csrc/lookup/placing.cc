@@ -11,7 +11,7 @@ namespace shoal {
 
 namespace {
 
-// Rows that come of one table.
+// The arriving rows of one table.
 struct Coming {
   std::vector<int64_t> keys;
   std::vector<int64_t> from;  // the keys' numbers among those that were read
@@ -19,7 +19,7 @@ struct Coming {
   std::vector<uint32_t> now;  // the slots of all keys that the batch lacked
 };
 
-// Those that are not there, and room for them. All memory is asked for before the first slot is taken.
+// The rows that are not in memory yet, and room for them. All memory is allocated before the first slot is taken.
 Status begin(const Placing& table, const MissingKeys& missing, Coming* coming) try {
   for (int64_t i = 0; i < table.n; ++i) {
     if (table.index->find(table.keys[i]) != kNoSlot) continue;

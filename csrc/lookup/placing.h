@@ -1,4 +1,4 @@
-// Rows that were read ahead come into memory, for several tables at a time.
+// Puts rows that were read ahead into memory, for several tables at a time.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,12 @@ struct Placing {
   int64_t n = 0;
   uint32_t clock = 0;
   size_t table = 0;    // of the batch's missing keys
-  int64_t came = 0;    // out: of those that were not there by now
-  Status status = {};  // out: where memory is refused, none came
+  int64_t came = 0;    // out: how many were not in memory before
+  Status status = {};  // out: if memory is refused, none came
 };
 
-// Puts them where they are not there yet, and gives every position of the batch that lacked a slot the one that its key has
-// now. `indexes` is held alone while indexes change. REQUIRES: nobody else changes these tables.
+// Puts in rows that are not in memory yet, and gives every position of the batch that lacked a slot the one that its
+// key has now. Takes `indexes` exclusively while indexes change. REQUIRES: no other thread changes these tables.
 void place(std::vector<Placing>* tables, RwLock& indexes, const MissingKeys& missing, uint32_t* slots, int threads);
 
 }  // namespace shoal

@@ -74,7 +74,7 @@ void rows_that_are_not_there_come_and_their_batch_knows_them() {
       Table one({5}), two({});
       std::vector<int64_t> read = {5, -1, INT64_MIN};
       for (int64_t key = 1000; key < 1000 + many; ++key) read.push_back(key);
-      // The batch lacked these: 6 is being brought by nobody, 5 came meanwhile.
+      // The batch lacked these. No row of 6 is read; 5 came meanwhile.
       const std::vector<int64_t> batch = {5, -1, 6, -1, 8, 9};
       const Lacking of_one{0, {0, 1, 2, 3}}, of_two{0, {4, 5}};
       const MissingKeys missing({{&of_one}, {&of_two}}, {batch.data(), false}, threads);
@@ -122,7 +122,7 @@ void where_memory_is_refused_a_table_is_as_it_was() {
       CHECK(table.store.live() == 1 + is_in, allocations, table.store.live());
       CHECK((slots[t] != kNoSlot) == is_in, allocations);
     }
-    indexes.lock();  // nobody has kept it
+    indexes.lock();  // no call still holds it
     indexes.unlock();
   }
   CHECK(was_refused);

@@ -11,7 +11,7 @@ static constexpr uint64_t kBucketsPerTask = 4096;
 
 namespace {
 
-// Rows lie anywhere: each is asked for some entries before it is written.
+// Rows lie anywhere, so each is prefetched some entries before it is written.
 class Ahead {
  public:
   explicit Ahead(const Rows& rows) : rows_(rows) {}

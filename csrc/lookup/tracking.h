@@ -1,4 +1,4 @@
-// What a table whose changes somebody begins to read has to know of the rows that are there.
+// What a table must know of the rows that it has before its changes are tracked.
 #pragma once
 
 #include "base/rows.h"
@@ -6,8 +6,8 @@
 
 namespace shoal {
 
-// Writes every row's key to its slot and says that the row did not change: what was flagged before was listed by nobody.
-// REQUIRES: the rows' keys are kept, and nobody else has the table.
+// Writes every row's key to its slot and flags the row unchanged: rows that were flagged before are in no list.
+// REQUIRES: the rows' keys are kept, and no other thread uses the table.
 void begin_tracking(const Index& index, const Rows& rows, int threads);
 
 }  // namespace shoal

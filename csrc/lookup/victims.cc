@@ -10,8 +10,8 @@ namespace shoal {
 namespace {
 
 constexpr uint64_t kPortionBuckets = 8192;  // about 30,000 keys
-constexpr double kLeastShare = 0.125;       // of a portion may leave before the next one is looked at
-constexpr size_t kAhead = 16;               // rows whose flags are on their way to the cache
+constexpr double kLeastShare = 0.125;  // of a portion: at least this may leave before the next portion is looked at
+constexpr size_t kAhead = 16;          // rows whose flags are on their way to the cache
 
 }  // namespace
 
@@ -37,7 +37,7 @@ void Victims::look_further(const Index& index, const Rows& rows, uint32_t clock,
   }
   *seen += end - next_bucket_;
   next_bucket_ = end;
-  // Of those used by one batch any will do, but not all from one end of the portion.
+  // Among rows of the same age any will do, but not all from one end of the portion.
   const auto younger = [](const Candidate& a, const Candidate& b) {
     return a.age != b.age ? a.age < b.age : a.slot < b.slot;
   };
@@ -51,8 +51,9 @@ void Victims::look_further(const Index& index, const Rows& rows, uint32_t clock,
 Victims::Chosen Victims::choose(const Index& index, const Rows& rows, uint32_t clock, const Pins& pins, int64_t n) {
   std::vector<Candidate> chosen;
   std::vector<uint64_t> taken((size_t(rows.slab_count) << rows.slot_bits) / 64 + 1);
-  // Every portion gives the same share, or those that gave more would be empty, and the buckets of the rest, to which as
-  // many keys come, run over: finds took a hundred times as long. Where it does not suffice, a larger one.
+  // Every portion gives the same share. Otherwise portions that gave more would be empty, and the buckets of the
+  // others, which get as many new keys, would overflow: finds took a hundred times as long. If the share does not
+  // suffice, it grows.
   const double wanted = static_cast<double>(n) / static_cast<double>(std::max<int64_t>(index.size(), 1));
   double share = std::clamp(wanted, kLeastShare, 1.0);
   while (true) {
@@ -63,7 +64,7 @@ Victims::Chosen Victims::choose(const Index& index, const Rows& rows, uint32_t c
         uint64_t& word = taken[candidate.slot / 64];
         const uint64_t bit = uint64_t{1} << (candidate.slot % 64);
         if (pins.has(candidate.slot) || word & bit) continue;
-        // It may have left, or have been used, since it was put there.
+        // The row may have left, or have been used, since it was queued.
         if (index.find(candidate.key) != candidate.slot) continue;
         if (share < 1.0 && rows.flags(rows.tail(candidate.slot)) >> kStampShift != candidate.stamp) continue;
         word |= bit;

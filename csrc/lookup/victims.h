@@ -1,4 +1,4 @@
-// Which rows leave memory when others need their place: those that were used longest ago.
+// Chooses the rows that leave memory when others need their place: those that were used longest ago.
 //
 // Rows are looked at in portions, in the order of the index, which is that of a hash: a portion is a fair sample of the
 // table. Its oldest part waits in a queue until it is needed, so a row that leaves costs a look at a few others, however
@@ -19,7 +19,7 @@ class Pins {
   explicit Pins(const Rows& rows) : bits_((size_t(rows.slab_count) << rows.slot_bits) / 64 + 1) {}
 
   void add(const uint32_t* slots, int64_t n) {
-    // Who was staged before rows were replaced has slots that are no more.
+    // A batch that was staged before rows were replaced may have slots that are gone.
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] / 64 < bits_.size()) bits_[slots[i] / 64] |= uint64_t{1} << (slots[i] % 64);
   }
@@ -35,10 +35,10 @@ class Victims {
   struct Chosen {
     std::vector<int64_t> keys;
     std::vector<uint32_t> slots;
-    int64_t dirty = 0;  // the first so many are
+    int64_t dirty = 0;  // the first of them, which are dirty
   };
 
-  // Up to n rows that are not pinned: fewer only where there are no more.
+  // Returns up to n rows that are not pinned; fewer only if there are no more.
   Chosen choose(const Index& index, const Rows& rows, uint32_t clock, const Pins& pins, int64_t n);
 
  private:
@@ -46,9 +46,9 @@ class Victims {
     int64_t key;
     uint32_t slot;
     uint32_t age;
-    uint32_t stamp;  // it had then
+    uint32_t stamp;  // when it was queued
   };
-  // Puts the oldest of the next portion, that share of it, into the empty queue; adds its buckets to `seen`.
+  // Puts the oldest `share` of the next portion into the empty queue; adds the portion's buckets to `seen`.
   void look_further(const Index& index, const Rows& rows, uint32_t clock, double share, uint64_t* seen);
 
   std::vector<Candidate> queue_;  // the oldest last

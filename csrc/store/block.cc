@@ -17,7 +17,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == BlockLayout::kHeaderBytes);
 
-// Of all that is behind the header, and of the header without its CRC.
+// Returns the CRC of the header without its own CRC, and of all that follows it.
 uint32_t crc_of(const char* block, int64_t bytes) {
   static_assert(kBlockBytes % 32 == 0);
   constexpr size_t kApart = 32;

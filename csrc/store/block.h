@@ -1,5 +1,5 @@
-// How rows lie in the files of a store on disk: in blocks, each of which can be told to be whole and the one that was
-// meant.
+// How rows lie in the files of a store on disk: in blocks. A block can be checked: that it is whole, and that it is the
+// one that was wanted.
 //
 //   block = checksum of what follows (4 B), rows in it (4 B), its segment (8 B), its number there (8 B),
 //           then for each row its key (8 B) and its bytes
@@ -29,10 +29,10 @@ struct BlockLayout {
   int64_t key(const char* block, int64_t row) const;
   const char* row(const char* block, int64_t row) const { return record(block, row) + kKeyBytes; }
 
-  // Puts a row into a block that is being filled; then, once it has `rows`, makes it whole.
+  // Puts a row into a block that is being filled; then, once it has `rows` rows, writes the header.
   void put(char* block, int64_t row, int64_t key, const char* bytes) const;
   void seal(char* block, uint32_t rows, uint64_t segment, uint64_t number) const;
-  // Rows of a block that is whole and the one that was meant; -1 of any other.
+  // Returns the number of rows of a block that is whole and the wanted one; -1 for any other.
   int64_t rows_of(const char* block, uint64_t segment, uint64_t number) const;
 };
 

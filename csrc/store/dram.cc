@@ -69,7 +69,7 @@ Status DramStore::reserve(int64_t more) {
   return {};
 }
 
-// All that may be refused comes before the first change, or the lists would differ in length.
+// All allocations come before the first change; otherwise the lists could differ in length.
 bool DramStore::append(Pages pages) {
   std::vector<uint64_t> bits;
   Keys keys;

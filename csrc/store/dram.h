@@ -16,7 +16,7 @@ namespace shoal {
 
 class DramStore {
  public:
-  // first_facts: what the facts beside the score are born with; its size is theirs, a multiple of 4.
+  // first_facts: the first values of the facts other than the score; its size is that of these facts, a multiple of 4.
   DramStore(int32_t dim, Dtype dtype, int32_t state_floats, std::string first_facts = {});
   ~DramStore();
   DramStore(const DramStore&) = delete;
@@ -25,22 +25,22 @@ class DramStore {
   const Rows& rows() const { return rows_; }
   int64_t live() const { return live_; }
   int64_t slabs() const { return static_cast<int64_t>(pages_.size()); }
-  // What the rows take now, and after `more` of them.
+  // The memory that the rows take now, and after `more` of them.
   int64_t bytes() const { return bytes_of(slabs(), fresh_); }
   int64_t bytes_after(int64_t more) const;
 
-  // Makes sure that `more` slots can be taken. On failure those that could be made are there.
+  // Makes sure that `more` slots can be taken. On failure, slots for which there was memory are kept.
   Status reserve(int64_t more);
   // Takes the n lowest free slots. REQUIRES: reserve(n) succeeded.
   void take(uint32_t* slots, int64_t n);
   void give(const uint32_t* slots, int64_t n);
 
-  // Keeps the key of every row from here on, by slot: 8 bytes more a row. They are unknown until they are named. On failure
-  // none is kept.
+  // From here on keeps the key of every row, by slot: 8 bytes more a row. A key is unknown until name() gives it. On
+  // failure no keys are kept.
   Status keep_keys();
   void forget_keys();
   bool keeps_keys() const { return keeps_keys_; }
-  // Says whose the slots are, if that is kept.
+  // Gives the keys of slots, if keys are kept.
   void name(const uint32_t* slots, const int64_t* keys, int64_t n);
 
   // True if moving rows to the front would free a slab worth the work.

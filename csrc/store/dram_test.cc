@@ -288,7 +288,7 @@ void keys_are_kept_where_rows_go() {
   CHECK(store.rows().key(slots.back()) == keys.back());
   store.forget_keys();
   CHECK(!store.keeps_keys() && !store.rows().keys && store.bytes() == bytes, store.bytes(), bytes);
-  store.name(slots.data(), keys.data(), rows);  // nobody asks
+  store.name(slots.data(), keys.data(), rows);  // changes are not tracked
 }
 
 #if !SHOAL_SANITIZED

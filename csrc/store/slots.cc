@@ -20,11 +20,11 @@ constexpr uint32_t kLeastBuckets = 16;  // of a part that is its section's only 
 // part is what is in it after its split.
 constexpr int64_t kFullPercent = 85;
 constexpr uint32_t full(uint32_t buckets) { return uint32_t(buckets * int64_t{kBucketKeys} * kFullPercent / 100); }
-// Of a full one, what two parts may have to become one. Where it is more, the next keys split them again; where it is less,
-// shrinking takes more than 24 bytes a key.
+// The share of a full part that two parts may hold together to become one. If it is larger, the next keys split them
+// again; if it is smaller, a shrinking index takes more than 24 bytes a key.
 constexpr int64_t kMergedPercent = 94;
 constexpr uint32_t merged(uint32_t buckets) { return uint32_t(full(buckets) * kMergedPercent / 100); }
-constexpr uint32_t kLooksEvery = 16;  // erases: at a part's other half, which lies elsewhere
+constexpr uint32_t kLooksEvery = 16;  // erases between two looks at a part's other half, which lies elsewhere
 // From here on a page is 6 % of the index at most, and comes as a huge one although not all of it is in use.
 constexpr size_t kWholeFromPage = 16;
 constexpr int64_t kMostAhead = 2;   // pages: a third is not needed before these can be made
@@ -32,12 +32,12 @@ constexpr int64_t kMostBytes = 24;  // of a key, with those pages
 
 // Bits of a hash: the highest choose the section, the next ones the part, the lowest the bucket.
 constexpr int kSectionBits = 10;
-// A section's parts are that many times fewer than what their common bits could tell apart only where keys were made
-// to have hashes alike; then it is left at that.
+// A section has that many times fewer parts than its common bits could tell apart only if keys were chosen to have
+// similar hashes; then no part is split further.
 constexpr uint64_t kSparse = 64;
 
 constexpr int kThreads = 2;
-constexpr int kTogether = 16;  // keys whose buckets are on their way to the cache while as many are looked at
+constexpr int kTogether = 16;  // keys whose buckets are prefetched while as many are looked at
 // Keys that are worth waking another thread for.
 constexpr int64_t kWorthAThread = 1024;
 
@@ -72,7 +72,7 @@ int SlotIndex::section_of(uint64_t hash) {
 bool SlotIndex::Part::has_room() const { return size < full(mask + 1u); }
 
 uint32_t* SlotIndex::Part::locate(uint64_t hash, int64_t key) const {
-  // Keys that were made for it could have been passed on through all buckets.
+  // Keys that were chosen for it could have been passed on through all buckets.
   for (uint64_t step = 0; step <= mask; ++step) {
     Bucket& bucket = home(hash + step);
     if (const uint32_t found = match(bucket, key)) return &bucket.slots[__builtin_ctz(found)];
@@ -167,7 +167,7 @@ Status SlotIndex::split(Section* section, uint64_t hash) {
   other.depth = ++part.depth;
   part.prefix = 2 * part.prefix;
   other.prefix = part.prefix + 1;
-  // The places of a part are beside each other: the upper half becomes the other's.
+  // The places of a part are next to each other: the upper half becomes the other part's.
   std::fill_n(which.begin() + int64_t(section->first_place(other)), section->places(other), uint32_t(parts.size()));
   parts.push_back(other);
   section->bucket_bytes += kPartBytes;
@@ -297,7 +297,7 @@ void SlotIndex::give_buckets(uint32_t number) {
   }
   clear_buckets(last, 0);
   owners_.pop_back();
-  // One stays that is empty: the next part may need it.
+  // One empty page stays: the next part may need it.
   while (pages_.size() > (owners_.size() + kPartsPerPage - 1) / kPartsPerPage + 1) pages_.pop_back();
 }
 
@@ -314,7 +314,7 @@ void SlotIndex::clear_buckets(uint32_t number, uint32_t from) {
   for (uint32_t at = from; at < to; ++at) buckets[at].used = 0, buckets[at].over = 0;
 }
 
-// They are left as they are where there is no memory for smaller ones.
+// They stay as they are if there is no memory for smaller ones.
 void SlotIndex::shrink_lists(Section* section) {
   std::vector<Part>& parts = section->parts;
   std::vector<uint32_t>& which = section->which;
@@ -394,7 +394,7 @@ Status SlotIndex::put_some(int thread, const int64_t* keys, int64_t n, uint32_t 
   for (int64_t at = 0; at < n || next.count > 0;) {
     some = next;
     next.count = 0;
-    // Each is stored and then kept or not: a branch would be guessed wrong for half of them.
+    // Each is stored, and then kept or overwritten: a branch would be predicted wrong for half of them.
     for (; at < n && next.count < kTogether; ++at) {
       next.numbers[next.count] = at;
       next.hashes[next.count] = hash_of(keys[at]);

@@ -1,16 +1,16 @@
-// Which slot on disk the row of a key has.
+// Maps a key to the slot of its row on disk.
 //
 // Keys lie in buckets, buckets in parts of 32 KiB. A part that is full is split in two by the next bit of its keys' hashes,
-// so each key moves about once, whatever the index grows to. Parts that are as full as each other would all be split at
-// once, and be half empty behind it; so hashes are dealt out to sections of unequal shares, of which one at a time is
-// at that point. Erases go the same way back: two halves whose keys fit into one part become one, the last part moves to
-// where the other was, and pages behind it go back to the system.
+// so each key moves about once, whatever the index grows to. Parts that are equally full would all be split at once,
+// and be half empty afterwards; so hashes are spread over sections of unequal shares, of which only one at a time
+// reaches that point. Erases reverse this: two halves whose keys fit into one part become one, the last part moves to
+// the place of the other, and pages after it go back to the system.
 //
-// At any moment, growing or shrinking, all of it takes 24 bytes a key at most, and beside that 64 KiB, or 4 MiB once it has
-// more than 32 MiB: keys that are erased leave a page that is begun and one that waits for what comes next. Whoever could
-// choose keys by their hashes, to erase all others, could keep parts apart that hardly have any.
+// At any moment, growing or shrinking, the index takes at most 24 bytes a key, plus 64 KiB, or plus 4 MiB once it has
+// more than 32 MiB: erased keys leave a page that is partly used and one that is kept for growth. A caller that could
+// choose which keys to erase by their hashes could keep parts apart that are almost empty.
 //
-// Thread safety: const methods may run beside each other; the others need it to themselves.
+// Thread safety: const methods may run concurrently; the others need exclusive use.
 #pragma once
 
 #include <array>
@@ -33,10 +33,10 @@ class SlotIndex {
   SlotIndex& operator=(const SlotIndex&) = delete;
 
   int64_t size() const;
-  // With pages that wait for its growth.
+  // With pages that are kept for growth.
   int64_t bytes() const;
 
-  // kNoSlot where a key has none.
+  // Writes kNoSlot for a key that has none.
   void find(const int64_t* keys, uint32_t* slots, int64_t n) const;
 
   // Gives key i the slot first + i, and tells in had[i] which one it had. Where `from` is not null only keys that have
@@ -52,20 +52,20 @@ class SlotIndex {
   struct Part {
     Bucket* buckets = nullptr;
     uint32_t number = 0;  // of its place in the pages
-    uint32_t prefix = 0;  // the bits that the hashes of its keys have in common, behind those that choose the section
+    uint32_t prefix = 0;  // the bits that the hashes of its keys have in common, after those that choose the section
     uint32_t size = 0;
     uint16_t depth = 0;  // how many bits these are
     uint16_t mask = 0;   // the number of buckets, which is a power of two, less one
 
     bool has_room() const;
     Bucket& home(uint64_t hash) const { return buckets[hash & mask]; }
-    // Where the key's slot is; null where it has none.
+    // Returns where the key's slot is; null if it has none.
     uint32_t* locate(uint64_t hash, int64_t key) const;
     // REQUIRES: the key is absent, and there is room.
     void place(uint64_t hash, int64_t key, uint32_t slot);
     uint32_t erase(uint64_t hash, int64_t key);
   };
-  // On cache lines of its own: threads count in sections beside each other.
+  // On cache lines of its own: threads count in different sections at the same time.
   struct alignas(128) Section {
     std::vector<Part> parts;
     std::vector<uint32_t> which = {};  // part, by the first `depth` bits of a hash
@@ -97,7 +97,7 @@ class SlotIndex {
   // The next part of the section gets its place.
   Status take_buckets(const Section& section, Part* part);
 
-  // What a part that lost keys can do without.
+  // Frees what a part that lost keys does not need.
   void shrink(Section* section, uint64_t hash);
   // A part and the one it was split from become one; false where they would not fit, or are not both whole.
   bool merge(Section* section, uint64_t hash);
@@ -105,11 +105,11 @@ class SlotIndex {
   void shrink_lists(Section* section);
   // The last part moves to this place, and its own is free.
   void give_buckets(uint32_t number);
-  // Nothing is in these buckets of a place any more; their memory goes back where that counts.
+  // These buckets of a place are empty now; their memory goes back to the system where that matters.
   void clear_buckets(uint32_t number, uint32_t from);
   Bucket* place_of(uint32_t number) const;
 
-  // Has pages made resident before they are needed, so that a write need not wait for them.
+  // Makes pages resident before they are needed, so that a write need not wait for them.
   void prepare_growth();
 
   std::array<Section, kSections> sections_;

@@ -106,7 +106,7 @@ void memory_follows_the_keys_up_and_down() {
   for (int round = 0; round < 16; ++round) {
     const bool up = round % 2 == 0;
     const int64_t until = (up ? kKeys / 2 : kKeys / 4) + int64_t(random() % (kKeys / 4));
-    // Some go the other way: parts are split and merged beside each other.
+    // Some go the other way: parts are split and merged in the same round.
     while (up ? in < until : in > until) {
       const int64_t first = int64_t(random() % (kKeys - 1000));
       std::vector<int64_t> keys;

@@ -20,12 +20,12 @@ constexpr int64_t kMostSegmentBytes = int64_t{64} << 20;
 constexpr int64_t kSegments = 64;       // of a store that is not small
 constexpr int64_t kLeastBlocks = 4;     // of a segment
 constexpr int64_t kLeastSegments = 12;  // fewer leave too little to collect
-constexpr int64_t kReserved = 2;        // places that only who collects may take; one would do, if all could be read
+constexpr int64_t kReserved = 2;        // places that only collection may take; one would do, if all could be read
 constexpr size_t kSpares = kReserved;   // dead files that are kept: for places that are free, so all fit into the size
 constexpr int kThreads = 2;             // that fill blocks: two are faster than a disk
 
 bool all_different(const int64_t* keys, int64_t n) {
-  // Those in ascending order, as torch.unique gives them, are.
+  // Keys in ascending order, as torch.unique gives them, differ.
   if (std::is_sorted(keys, keys + n, std::less_equal<>())) return true;
   uint64_t room = 16;  // of a set of their numbers, at most half full
   while (room < 2 * uint64_t(n)) room *= 2;
@@ -126,7 +126,8 @@ Status SsdStore::append(const Source& source, int64_t n, bool collecting) {
         {
           const int64_t left = (n - done + layout_.rows_per_block - 1) / layout_.rows_per_block;
           std::unique_lock lock(mutex_);
-          // What is under way keeps its segments from being freed: it must be settled before this waits for one.
+          // Writes under way keep their segments from being freed: they must be settled before this call waits for a
+          // segment.
           status = give_out(&lock, std::min(left, most_blocks), collecting, idle.size() == count, &extent);
         }
         if (extent.blocks > 0) {
@@ -206,14 +207,14 @@ Status SsdStore::give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bo
       Status status;
       if (const int64_t place = choose(); place >= 0 && collect(lock, uint32_t(place), &status)) continue;
       if (!status.ok()) return status;
-      // Segments that others write to cannot be freed yet. None of them waits for this one: what they have under way is
-      // settled first.
+      // Segments that other calls write to cannot be freed yet. None of these calls waits for this one: their own
+      // writes are settled first.
       if (under_way_ > 0) {
         freed_.wait(*lock, [this, before = settled_] { return settled_ != before; });
         continue;
       }
     }
-    // A disk may have been away for a while only.
+    // A disk may be away for a while only.
     if (collecting || std::exchange(retried, true) || !retry_stuck()) return nothing_freed();
   }
 }
@@ -230,7 +231,7 @@ void SsdStore::take_blocks(uint32_t place, Blocks blocks, Extent* extent) {
 bool SsdStore::take_hole(int64_t blocks, Extent* extent) {
   for (uint32_t place = 0; place < places_.size(); ++place) {
     Segment* const segment = places_[place].get();
-    // What is moved within a segment would keep it from being freed.
+    // Rows that were moved within a segment would keep it from being freed.
     if (segment == nullptr || segment->holes.empty() || segment->stuck || segment == collected_.get()) continue;
     Blocks& hole = segment->holes.front();
     const Blocks taken{hole.first, std::min(blocks, hole.count)};
@@ -299,7 +300,7 @@ Status SsdStore::settle(const Extent& extent, const Source& source, bool written
 
 void SsdStore::leave(uint32_t slot) {
   const uint32_t place = uint32_t(slot / segment_rows());
-  // Where its file cannot be removed, who needs the place meets it.
+  // If its file cannot be removed, the call that needs the place gets the error.
   if (--places_[place]->live == 0) (void)drop_if_dead(place);
 }
 
@@ -311,7 +312,7 @@ bool SsdStore::is_written_to(uint32_t place) const {
 Status SsdStore::drop_if_dead(uint32_t place) {
   const Segment* const segment = places_[place].get();
   if (segment == nullptr || segment->live > 0 || is_written_to(place)) return {};
-  // A row written anew could come to lie where who collects has read an old one of its key.
+  // A new row could be written to the place where collection has read an old row of the same key.
   if (segment == collected_.get()) return {};
   return drop(place, !segment->failed && !segment->stuck);
 }

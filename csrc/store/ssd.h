@@ -1,8 +1,8 @@
-// Rows on disk, by key. Writes append to segments, files of one size; a row is one read of its block. What is overwritten or
-// erased stays behind as garbage until its segment is collected: rows that live are appended anew, and the file is
-// removed. A block that had a row is never written twice, so a read needs no lock once it knows where its row is.
+// Rows on disk, by key. Writes append to segments, files of one size; a row is one read of its block. Overwritten and
+// erased rows stay on disk as garbage until their segment is collected: its live rows are appended again, and the file
+// is removed. A block that had a row is never written twice, so a read needs no lock once it knows where its row is.
 //
-// It is a tier and no database: it ends with the process.
+// It is a tier, not a database: it ends with the process.
 //
 // Thread safety: every method may be called from any thread.
 #pragma once
@@ -45,7 +45,7 @@ struct SsdOptions {
   int64_t row_bytes = 0;
   int64_t max_bytes = 0;  // of all files
   bool direct = true;
-  // The most that is collected in a second while nobody waits for it.
+  // The most that is collected in a second while no write waits for it.
   int64_t collect_bytes_per_second = int64_t{64} << 20;
 };
 
@@ -61,15 +61,15 @@ class SsdStore {
   int64_t capacity() const { return capacity_; }
   int64_t rows() const;
 
-  // Rows of n keys, row_bytes each, in place of those that they had. Those on a failed write keep what they had; the
-  // others are written. Where a key comes twice nothing is written.
+  // Writes the rows of n keys, row_bytes each, in place of the rows that they had. Keys of a failed write keep their
+  // old rows; the others are written. If a key comes twice, nothing is written.
   Status write(const int64_t* keys, const char* rows, int64_t n);
 
-  // found[i]: whether key i has a row, which is then at rows + i * row_bytes. Where blocks cannot be read or are damaged
+  // found[i]: whether key i has a row, which is then at rows + i * row_bytes. If blocks cannot be read or are damaged,
   // the rows on them are not found, and all others are. The error names the files, and `lost` are all such keys, in
-  // ascending order; none where it was the system that had no means to ask the disk.
+  // ascending order; it is empty if the system had no memory or threads to ask the disk.
   Status read(const int64_t* keys, char* rows, bool* found, int64_t n, std::vector<int64_t>* lost = nullptr);
-  // The same from several stores at a time. What there is no memory or thread for is in the status of each.
+  // The same from several stores at a time. The status of each says if there was no memory or thread for it.
   struct Read {
     SsdStore* store;
     const int64_t* keys;
@@ -82,7 +82,7 @@ class SsdStore {
   static void read_together(std::vector<Read>* reads);
 
   void contains(const int64_t* keys, bool* found, int64_t n) const;
-  // How many there were.
+  // Returns how many there were.
   int64_t erase(const int64_t* keys, int64_t n);
   std::vector<int64_t> keys() const;
   void clear();
@@ -90,12 +90,12 @@ class SsdStore {
   SsdStats stats() const;
 
  private:
-  // Files of dead segments, to be written to once more: the file system has given them their place on the disk.
+  // Files of dead segments, kept for new segments: the file system has given them their place on the disk.
   struct Spares {
     std::mutex mutex;
     std::vector<File> files;
   };
-  // Blocks of a segment, beside each other.
+  // Consecutive blocks of a segment.
   struct Blocks {
     int64_t first = 0;
     int64_t count = 0;
@@ -105,16 +105,16 @@ class SsdStore {
     int64_t hole_blocks() const;
 
     File file;
-    std::shared_ptr<Spares> spares;  // where the file goes once nobody reads it
+    std::shared_ptr<Spares> spares;  // where the file goes once no thread reads it
     uint64_t id = 0;
     int64_t blocks = 0;     // that were given out
     int64_t live = 0;       // rows
     int64_t under_way = 0;  // writes that are not answered
     int64_t need = 0;       // blocks that collecting it takes, at most, with those it took already left out
-    // Of writes that failed: no row was ever there, so nobody reads them, and they can be written once more.
+    // Of writes that failed: no row was ever there, so they are never read, and can be written again.
     std::vector<Blocks> holes = {};
     bool stuck = false;   // has rows that cannot be read
-    bool failed = false;  // a write to it did
+    bool failed = false;  // a write to it failed
   };
   // Blocks of one segment that one write fills with rows from `first` on.
   struct Extent {
@@ -125,13 +125,13 @@ class SsdStore {
     int64_t first = 0;
     int64_t rows = 0;
   };
-  // Rows for a write: one behind the other, or each from its own place in memory.
+  // Rows for a write: one after the other, or each at its own place in memory.
   struct Source {
     const int64_t* keys;
     const char* rows;
     int64_t stride;
     const char* const* each;
-    // Where a row must still be if it is to be replaced; null: wherever it is.
+    // The slot that a row must still have to be replaced; null: any slot.
     const uint32_t* from;
 
     const char* row(int64_t i) const { return each == nullptr ? rows + i * stride : each[i]; }
@@ -152,20 +152,20 @@ class SsdStore {
   static void read_here(Read* reads, size_t count);
   void begin_reading(Reading* reading) const;
   void end_reading(const Reading& reading, int64_t nanoseconds);
-  // Asks for the block that is wanted next; and its rows to the caller.
+  // Requests the next wanted block; and copies its rows to the caller.
   void ask(Reading* reading, Block* block) const;
   void take(Reading* reading, const Block& block) const;
-  // Of a read that did not bring what was written there.
+  // Of a read that did not return what was written there.
   static void note_failure(Reading* reading, const IoRequest& answered);
-  // The status of a call of which some could not be read.
+  // The status of a call that could not read some rows.
   static void tell_of_lost(const Reading& reading);
-  // So many blocks at most; none where a segment would have to be freed for them and it may not wait for that.
+  // At most so many blocks; none if a segment would have to be freed for them and the call may not wait for that.
   Status give_out(std::unique_lock<std::mutex>* lock, int64_t blocks, bool collecting, bool may_wait, Extent* extent);
   void take_blocks(uint32_t place, Blocks blocks, Extent* extent);
-  // Blocks of a write that failed; false where there are none.
+  // Blocks of a write that failed; false if there are none.
   bool take_hole(int64_t blocks, Extent* extent);
   Status begin_segment(bool collecting);
-  // What a write did: its rows are where it put them, if it was answered. `had` is room for where they were.
+  // Settles a write: if it succeeded, its rows are where it put them. `had` is room for where they were before.
   Status settle(const Extent& extent, const Source& source, bool written, bool collecting, uint32_t* had);
   void leave(uint32_t slot);
   Status drop_if_dead(uint32_t place);
@@ -174,14 +174,15 @@ class SsdStore {
   // Blocks that collecting may write to, but for those in stuck segments.
   int64_t room() const;
   int64_t need_of(const Segment& segment) const;
-  // The sealed segment with the fewest rows that live of those that there is room for; -1 where none would free anything.
+  // Returns the sealed segment with the fewest live rows among those that there is room for; -1 if none would free
+  // anything.
   int64_t choose() const;
-  // Frees a segment, whose place others may take; false where it could not be.
+  // Frees a segment, whose place others may take; false if it could not be freed.
   bool collect(std::unique_lock<std::mutex>* lock, uint32_t place, Status* status);
   Status move_rows(uint32_t place, const std::shared_ptr<Segment>& segment);
   // The blocks of a request that failed, each by itself, as far as they can be read; false where it gave up.
   bool read_each(const IoRequest& failed, std::vector<IoRequest>* read) const;
-  // Has stuck segments tried again; false where there are none.
+  // Lets stuck segments be tried again; false if there are none.
   bool retry_stuck();
   Status nothing_freed() const;
   void collect_in_background();
@@ -201,9 +202,9 @@ class SsdStore {
   std::vector<std::shared_ptr<Segment>> places_;  // null where there is none
   std::vector<uint32_t> free_;
   size_t spares_promised_ = 0;          // with those that are still being read
-  int64_t active_[2] = {-1, -1};        // places that are written to: by writers, and by who collects
+  int64_t active_[2] = {-1, -1};        // places that are written to: by writers, and by collection
   int64_t under_way_ = 0;               // writes that are not answered
-  int64_t settled_ = 0;                 // and those that were
+  int64_t settled_ = 0;                 // writes that were answered
   std::shared_ptr<Segment> collected_;  // the one that is being collected
   uint64_t next_id_ = 1;
   SsdStats stats_;

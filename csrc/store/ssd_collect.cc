@@ -18,9 +18,9 @@ int64_t blocks_in_round(const BlockLayout& layout) { return std::max<int64_t>(kM
 
 }  // namespace
 
-// However many writes fail, and whichever: once they do not, a store that has no more rows than it takes, all of which can
-// be read, can be written to. Let B be the blocks of a segment, and room() those that collecting may write to: of free
-// places, behind the end of its active segment, and in holes. Then, whenever nothing is being collected,
+// Whichever writes fail: once they succeed again, a store that holds no more rows than its capacity, and can read all
+// of them, can be written to. Let B be the blocks of a segment, and room() those that collecting may write to: of free
+// places, after the end of its active segment, and in holes. Then, whenever nothing is being collected,
 //
 //   room() >= B, or the segment whose collecting began last and did not end has need_of() <= room() without its own holes.
 //
@@ -33,8 +33,8 @@ int64_t blocks_in_round(const BlockLayout& layout) { return std::max<int64_t>(kM
 //
 // In either case there is one that choose() may take. And as long as a writer waits, some segment needs less than B: all
 // but the reserved places and the collector's active one share rows for half of the places, so the emptiest of them is at
-// most two thirds full even if there are but kLeastSegments. So each that is collected leaves a block more behind the end and in
-// free places, until one of these is left for the writer.
+// most two thirds full even if there are only kLeastSegments. So each collected segment leaves at least one block more
+// after the end and in free places, until one free place is left for the writer.
 int64_t SsdStore::room() const {
   int64_t blocks = free_places() * segment_blocks_;
   if (active_[true] >= 0) blocks += segment_blocks_ - places_[size_t(active_[true])]->blocks;
@@ -79,7 +79,8 @@ bool SsdStore::collect(std::unique_lock<std::mutex>* lock, uint32_t place, Statu
   collected_ = nullptr;
   if (places_[place] == segment) keep_first(&moved, drop_if_dead(place));
   const bool freed = places_[place] != segment;
-  // What is left could not be read. Others still can be, so the file stays, and is left alone while others can be freed.
+  // The remaining rows could not be read. Other segments can be, so this file stays, and is not tried again while
+  // others can be freed.
   segment->stuck = !freed && moved.ok();
   keep_first(status, std::move(moved));
   freed_.notify_all();
@@ -108,7 +109,7 @@ Status SsdStore::move_rows(uint32_t place, const std::shared_ptr<Segment>& segme
     std::vector<const char*> rows;
     std::vector<uint32_t> from;
     for (const IoRequest& request : requests) {
-      // A write that failed may have left the file short: what is behind its end was never a row.
+      // A write that failed may have left the file short: what lies after its end was never a row.
       for (int64_t at = 0; at + layout_.block_bytes <= request.moved; at += layout_.block_bytes) {
         const char* const block = request.memory + at;
         const int64_t number = (request.offset + at) / layout_.block_bytes;
@@ -147,7 +148,7 @@ bool SsdStore::read_each(const IoRequest& failed, std::vector<IoRequest>* read) 
     io_->run(&some);
     const size_t before = read->size();
     std::copy_if(some.begin(), some.end(), std::back_inserter(*read), [](const auto& one) { return one.moved >= 0; });
-    // Where all fail the next ones will, and a disk may take a second for each.
+    // If all fail, the next ones will too, and a disk may take a second for each.
     if (read->size() == before) return false;
   }
   return true;
@@ -158,13 +159,13 @@ void SsdStore::collect_in_background() {
   while (!ends_) {
     const bool scarce = 4 * free_places() < int64_t(places_.size());
     const int64_t place = scarce && collected_ == nullptr ? choose() : -1;
-    // Where half of a segment lives, moving it costs what it frees.
+    // If half of a segment's rows live, moving them costs as much as it frees.
     if (place < 0 || 2 * places_[size_t(place)]->live > segment_rows()) {
       wake_.wait_for(lock, std::chrono::milliseconds(100));
       continue;
     }
     const int64_t bytes = places_[size_t(place)]->blocks * layout_.block_bytes;
-    Status ignored;  // a writer that needs the place meets it
+    Status ignored;  // a writer that needs the place gets the error
     collect(&lock, uint32_t(place), &ignored);
     const auto rest = std::chrono::milliseconds(1000 * bytes / options_.collect_bytes_per_second);
     wake_.wait_for(lock, rest, [this] { return ends_; });

@@ -16,7 +16,7 @@ namespace shoal {
 
 constexpr int64_t kWriteBytes = int64_t{2} << 20;  // of one request; 1 MiB is 8 % slower, 256 KiB 60 %
 
-// Memory that can be read into and written from past the page cache: whole pages, kept from call to call.
+// Memory for reads and writes past the page cache: whole pages, kept from call to call.
 class AlignedMemory {
  public:
   explicit AlignedMemory(int64_t bytes) : at_(static_cast<char*>(Buffers::instance().acquire(size_t(bytes)))) {
@@ -35,7 +35,7 @@ inline int64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Whether a request failed since the system had nothing to make it with: the disk was not asked.
+// Whether a request failed because the system had no memory for it: the disk was not asked.
 inline bool was_not_made(const IoRequest& answered) {
   return answered.moved == -ENOMEM || answered.moved == -EMFILE || answered.moved == -ENFILE ||
          answered.moved == -EAGAIN;

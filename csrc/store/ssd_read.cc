@@ -1,4 +1,4 @@
-// Reading from stores on disk: many blocks at a time, from several stores beside each other.
+// Reading from stores on disk: many blocks at a time, from several stores at the same time.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,11 +13,11 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kReadBytes = int64_t{2} << 20;  // of the blocks that are being read at a time
-// Rows of several stores that one thread reads: waking others, on cores that are busy, takes longer.
+// Up to this many rows of several stores are read by one thread: waking others, on cores that are busy, takes longer.
 constexpr int64_t kFewRows = 1024;
 constexpr size_t kNamedKeys = 10, kNamedFiles = 3;  // of those that an error is about
 
-// What is wrong with a block that was asked for and is not there.
+// Says what is wrong with a block that was requested and is not there.
 std::string what_is_wrong(const IoRequest& answered) {
   const std::string at = std::to_string(answered.offset);
   const std::string reading = "reading " + std::to_string(answered.bytes) + " bytes at " + at;
@@ -49,9 +49,9 @@ struct SsdStore::Reading {
   Read* read;
   std::vector<Wanted> wanted = {};
   std::vector<std::shared_ptr<Segment>> held = {};  // by place
-  size_t next = 0;                                  // that nobody asked for
+  size_t next = 0;                                  // the first one that is not requested yet
   int64_t reads = 0, damages = 0;
-  // What could not be read is on these files, and why, each as it was met first.
+  // The files on which something could not be read, and the first reason for each.
   struct Failed {
     const File* file;
     std::string what;
@@ -60,7 +60,7 @@ struct SsdStore::Reading {
   bool may_come_back = false, was_cut = false, is_damaged = false;  // some of it
 };
 
-// A block that is being read, and those of the wanted that are on it.
+// A block that is being read, and the wanted rows on it.
 struct SsdStore::Block {
   IoRequest request;  // first: an answered request is its block's
   Reading* reading = nullptr;
@@ -99,7 +99,7 @@ void SsdStore::read_together(std::vector<Read>* reads) {
     others.reserve(reads->size() - 1);
     while (others.size() + 1 < reads->size()) others.emplace_back(take_reads);
   } catch (const std::exception&) {
-    // Those that could be made, and this one, read it all.
+    // The threads that could be started, and this one, read everything.
   }
   take_reads();
   for (std::thread& other : others) other.join();
@@ -116,7 +116,7 @@ void SsdStore::read_here(Read* reads, size_t count) {
     block_bytes = std::max(block_bytes, reads[i].store->layout_.block_bytes);
   }
   Io& io = *reads[0].store->io_;
-  // More than the disk has in hand: those that wait take the place of answered ones while rows are copied.
+  // More than the disk's queue depth: waiting requests take the place of answered ones while rows are copied.
   const int64_t most = std::clamp<int64_t>(kReadBytes / block_bytes, 1, 2 * io.depth());
   std::vector<Block> blocks(size_t(std::min(most, rows)));
   const AlignedMemory memory((std::min(most, rows) + 1) * block_bytes);
@@ -160,7 +160,7 @@ void SsdStore::begin_reading(Reading* reading) const {
       if (reading->held[place] == nullptr) reading->held[place] = places_[place];
     }
   }
-  // Rows of one block beside each other.
+  // Rows of one block are next to each other.
   std::sort(reading->wanted.begin(), reading->wanted.end(),
             [](const auto& a, const auto& b) { return a.slot < b.slot; });
 }
@@ -225,7 +225,7 @@ void SsdStore::note_failure(Reading* reading, const IoRequest& answered) {
 
 void SsdStore::tell_of_lost(const Reading& reading) {
   Read& read = *reading.read;
-  if (!read.status.ok()) {  // the system has no means: what else is wrong is told once it has
+  if (!read.status.ok()) {  // the system has no memory or threads: other errors are reported when it does
     read.lost.clear();
     return;
   }

@@ -499,7 +499,7 @@ void a_cut_file_is_seen() {
             std::string::npos,
         status.message());
   CHECK(kept.lost == range(15, 300));
-  // So that those who are told can go on without them.
+  // So that a caller that gets the error can go on without them.
   CHECK(kept.check({40, 3, 40}, &status) == 1 && kept.lost == std::vector<int64_t>{40});
   CHECK(status.message().find(" the rows of 1 key: 40. They are lost") != std::string::npos, status.message());
   kept.erase(range(15, 300));

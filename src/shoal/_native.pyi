@@ -28,7 +28,7 @@ def rounding_stream(seed: int, name_hash: int) -> int: ...
 
 def mapped_rows(n: int, bytes: int) -> Annotated[torch.Tensor, dict(dtype='uint8', shape=(None, None))]:
     """
-    Memory for packed rows, which is the system's again as soon as nobody holds it
+    Memory for packed rows, which goes back to the system as soon as nothing refers to it
     """
 
 def buffer(bytes: int) -> Annotated[memoryview, dict(dtype='uint8', shape=(None,))]:
@@ -75,9 +75,9 @@ class RwLock:
     def __init__(self) -> None: ...
 
     def shared(self) -> Guard:
-        """Beside others who share it"""
+        """Takes the shared lock: other threads may hold it too"""
 
-    def alone(self) -> Guard: ...
+    def exclusive(self) -> Guard: ...
 
 class EndedNumbers:
     """Numbers whose tensors went"""
@@ -134,7 +134,9 @@ class FilePath:
     def with_name(self, name: str | os.PathLike[str]) -> FilePath: ...
 
     def __truediv__(self, name: str | os.PathLike[str]) -> FilePath:
-        """What has that name, or those, below it"""
+        """
+        The path of that name, or of several with slashes between them, below this one
+        """
 
     def __str__(self) -> str: ...
 
@@ -211,7 +213,7 @@ class File:
         """What was written is on the disk"""
 
     def close(self) -> None:
-        """Not beside another call"""
+        """No other call may run at the same time"""
 
     def __enter__(self) -> File: ...
 
@@ -451,7 +453,9 @@ class DramStore:
     """Rows in host memory"""
 
     def __init__(self, dim: int, dtype: Dtype, state_floats: int, first_facts: bytes = ...) -> None:
-        """first_facts: what rows are born with beside state and score"""
+        """
+        first_facts: the first values of what rows have besides state and score
+        """
 
     @property
     def rows(self) -> Rows: ...
@@ -498,7 +502,7 @@ class MissingKeys:
 
     def without(self, others: Sequence[Sequence[tuple[int, int]]]) -> tuple[Annotated[torch.Tensor, dict(dtype='int64', shape=(None,))], list[int]]:
         """
-        Of all tables behind each other, each table's in ascending order, those that are not among `others`: for each table the (address, count) of keys in order; and how many each table has left
+        Keys of all tables, those of each in ascending order, without those at `others`: by table, the (address, count) of keys in order. And how many each table has left
         """
 
     def count_after(self, table: int, parts: int) -> int:
@@ -640,7 +644,7 @@ class UpdateTable:
 class UpdateFeature:
     """The gradient of one feature's output"""
 
-    def __init__(self, table: int, source: int, copy: int, pooling: Pooling, column: int) -> None: ...
+    def __init__(self, table: int, source: int, slot_list: int, pooling: Pooling, column: int) -> None: ...
 
 def update(tables: Sequence[UpdateTable], features: Sequence[UpdateFeature], grads: Sequence[tuple[int, int]], bags: Bags, threads: int) -> list[tuple[int, int]]:
     """
@@ -806,7 +810,7 @@ class Bags:
     A batch of bags of keys, and their slots. Tensors come as (address, count, whether int32), and the caller keeps them
     """
 
-    def __init__(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool], weights: int, features: int, copies: int) -> None: ...
+    def __init__(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool], weights: int, features: int, slot_lists: int) -> None: ...
 
     def bind_again(self, keys: tuple[int, int, bool], offsets: tuple[int, int, bool], weights: int) -> None: ...
 
@@ -831,7 +835,7 @@ class Bags:
 
     def missing(self, tables: Sequence[Sequence[tuple[int, int]]], threads: int) -> MissingKeys:
         """
-        For every table, given as the (source, copy) of its parts, the keys without a slot
+        For every table, given as the (source, slot list) of its parts, the keys without a slot
         """
 
     def fill(self, missing: MissingKeys, table: int, slots_of_keys: Annotated[torch.Tensor, dict(dtype='int32', shape=(None,), order='C', device='cpu')]) -> None:
@@ -840,13 +844,13 @@ class Bags:
     def finish(self, threads: int) -> None:
         """Pool what waited for births"""
 
-    def touch(self, rows: Rows, source: int, copy: int, score: float, changed: ChangedRows | None) -> None:
+    def touch(self, rows: Rows, source: int, slot_list: int, score: float, changed: ChangedRows | None) -> None:
         """Raise the scores of one part's rows"""
 
-    def stamp(self, rows: Rows, source: int, copy: int, clock: int) -> None:
+    def stamp(self, rows: Rows, source: int, slot_list: int, clock: int) -> None:
         """Say that one part's rows were used now"""
 
-    def pin(self, pins: Pins, source: int, copy: int) -> None:
+    def pin(self, pins: Pins, source: int, slot_list: int) -> None:
         """Pin one part's rows"""
 
 class Lookup:
@@ -854,14 +858,14 @@ class Lookup:
 
     def __init__(self) -> None: ...
 
-    def add(self, index: Index, rows: Rows, tally: Tally, source: int, copy: int, pooling: Pooling, silent: bool, missing: Init, column: int, trains: bool, fetches: bool) -> None:
+    def add(self, index: Index, rows: Rows, tally: Tally, source: int, slot_list: int, pooling: Pooling, silent: bool, missing: Init, column: int, trains: bool, fetches: bool) -> None:
         """
         `trains`: in training keys without a row get one; `fetches`: they may have one below
         """
 
     def find(self, bags: Bags, indexes: RwLock, tables: Sequence[Sequence[int]], threads: int) -> MissingKeys:
         """
-        Slots alone, beside whoever changes indexes; of the tables, each given as the numbers of its parts, the keys without one
+        Find slots only; other threads may change indexes meanwhile. Returns, for the tables, each given as the numbers of its parts, the keys without a slot
         """
 
     def run(self, bags: Bags, out: int, width: int, dtype: Dtype, training: bool, known: bool, threads: int) -> list[int]:
@@ -895,7 +899,7 @@ class Births:
 
 class Room:
     """
-    How many rows tables can have at most, and whether more fit. Families are behind tables
+    How many rows tables can have at most, and whether more fit. Families come after tables
     """
 
     def __init__(self, family_of: Sequence[int], most_rows: Sequence[int], families: int) -> None: ...

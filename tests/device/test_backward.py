@@ -129,7 +129,7 @@ def test_nothing_is_kept_after_the_graph_is_gone():
     assert not any(table.has_limbo for table in tables_of(bags))
 
 
-# ---- beside torch
+# ---- compared with torch
 
 
 class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""What only a GPU can show: that nobody waits for it, that lookups can be captured, and that rows can be many."""
+"""What only a GPU can show: that no thread waits for it, that lookups can be captured, and rows can be many."""
 
 import threading
 

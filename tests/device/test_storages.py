@@ -150,7 +150,7 @@ def test_forwards_before_their_backwards_keep_their_rows(form):
 def test_the_memory_that_a_batch_is_said_to_need_is_enough(form):
     pair = Below(form, adam(), size="3KiB")
     many = pair.stats(-2).capacity
-    # Rows of the first are in memory when the second needs them, beside more than memory has.
+    # Rows of the first are in memory when the second needs them, with more rows than memory has room for.
     first, second = (kjt({"a": [list(range(end))]}) for end in (many, 3 * many))
     pair.step(first)
     with pytest.raises(CapacityError) as refused:

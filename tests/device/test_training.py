@@ -261,7 +261,7 @@ def test_the_host_remembers_no_more_steps_than_it_can_hear_of():
     rows = device_rows_of(bags)
     rows.storage.grow(0, 10_000)
     for place in range(2):
-        rows.room.set_fit(place, 10_000)  # so much room that nobody asks
+        rows.room.set_fit(place, 10_000)  # so much room that it is never asked
     for step in range(20):
         train(bags, kjt({"a": [[step]]}))
     assert rows.room.remembered() <= rows.ledger.copies + 1

@@ -28,7 +28,7 @@ def in_child(work):
     """Run `work` in a forked child; what it returned, or the name of what it raised."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork while threads run
         child = os.fork()
     if child == 0:
         os.close(reader)

@@ -1,4 +1,4 @@
-"""Eval lookups beside training, from any thread: each sees rows between steps, never half of one."""
+"""Eval lookups during training, from any thread: each sees rows between steps, never half of a step."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Whatever is done beside a loop with prefetch, in any order and at any moment: the same bits as with all in memory."""
+"""Any calls during a loop with prefetch, in any order and at any moment: the same bits as with all rows in memory."""
 
 import gc
 import random

@@ -275,4 +275,4 @@ def test_what_fails_because_a_loop_is_left_is_not_told_of():
     assert reads.wait(60)
     run.close()
     run.await_threads(30)
-    assert left.is_released and run._failures._first is None
+    assert left.is_released and run._failures.first is None

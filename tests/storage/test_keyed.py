@@ -102,7 +102,7 @@ class ErasesAlone(MemoryStorage):
 
     def erase(self, keys):
         if self._reading:
-            raise NotImplementedError("to erase beside a read")
+            raise NotImplementedError("to erase during a read")
         return super().erase(keys)
 
 

@@ -1,11 +1,11 @@
-"""Writers that are killed, or whose power fails, at random moments, and what their logs hold afterwards; and who
-compacts beside a writer, and is killed.
+"""Writers that are killed, or whose power fails, at random moments, and what their logs hold afterwards; and compactors
+that are killed while a writer runs.
 
 python -m support.crashing FOLDER kill|power|compactor ROUNDS SEED
 
 Each round forks a writer, kills it with SIGKILL after a while, and forks a reader that opens the log and compares it
 with what the writer had said and with the training that it knows by heart. Forks, since a new interpreter for each
-would take longer than the round. Who compacts runs the command `shoal compact`, again and again.
+would take longer than the round. A compactor runs the command `shoal compact`, again and again.
 """
 
 import errno
@@ -95,7 +95,7 @@ def write_until_power_cut(folder, scenario, said, seed):
 
 
 def compact(folder, said):
-    """Run `shoal compact FOLDER` until somebody ends it, and say when one begins."""
+    """Run `shoal compact FOLDER` until the process is killed, and say when each one begins."""
     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     while True:
         os.write(said, b".")
@@ -104,7 +104,7 @@ def compact(folder, said):
 
 
 def look(folder, acknowledged):
-    """Beside its writer: the log is sound and has what was acknowledged."""
+    """While its writer runs: the log is sound and has what was acknowledged."""
     bags, model = made(), torch.nn.Linear(3, 2)
     found = shoal.recover(folder, bags, dense=model)
     assert found.version >= acknowledged

@@ -1,4 +1,4 @@
-"""A collection whose tables have tiers below device memory beside its equal that has none, on the same batches."""
+"""A collection whose tables have tiers below device memory, and its equal without them, on the same batches."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tables on a device above a storage that kernels do not reach, beside their equals in device memory."""
+"""Tables on a device above a storage that kernels do not reach, and their equals in device memory."""
 
 import pytest
 import torch

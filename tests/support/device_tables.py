@@ -1,4 +1,4 @@
-"""Tables in device memory beside equal ones in host memory, on the same batches. Without a GPU Triton interprets."""
+"""Tables in device memory and equal ones in host memory, on the same batches. Without a GPU, Triton interprets."""
 
 from dataclasses import replace
 

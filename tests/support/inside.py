@@ -50,7 +50,7 @@ def locks_are_free(collection):
     group, got = group_of(collection), threading.Event()
 
     def get():
-        with group.writing(), group.indexes.alone():
+        with group.writing(), group.indexes.exclusive():
             got.set()
 
     thread = threading.Thread(target=get, daemon=True)

@@ -12,8 +12,8 @@ _COUNTS = Path("/proc/self/io")
 
 @contextmanager
 def little_memory(more=0):
-    """Who asks for more than a log of some 100 KB explains gets none: an error that is not Shoal's. The kernel counts
-    all of it, whoever allocates, also what threads reserve for their stacks and arenas. more: bytes beyond that."""
+    """An allocation of more than a log of some 100 KB explains fails, with an error that is not Shoal's. The kernel
+    counts all memory of the process, also what threads reserve for their stacks and arenas. more: bytes beyond that."""
     if IS_SANITIZED:
         yield
         return

@@ -25,7 +25,7 @@ def made(kind="memory", folder=None, seed=3):
 
 
 def batch(step, keys=2000):
-    """The same for a step, whoever asks."""
+    """The same batch for a step, in every process."""
     return skewed_kjt(FEATURES, torch.Generator().manual_seed(step), keys=keys)
 
 

@@ -1,4 +1,4 @@
-"""Tables whose rows spill out of memory, beside the same ones with all the memory they want."""
+"""Tables whose rows spill out of memory, and the same ones with all the memory they want."""
 
 import torch
 

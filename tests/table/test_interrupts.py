@@ -1,4 +1,4 @@
-"""An interrupt at any moment leaves tables as they were before the call, or behind it; and no lock is lost."""
+"""An interrupt at any moment leaves tables as they were before or are after the call, and loses no lock."""
 
 import contextlib
 import gc
@@ -135,7 +135,7 @@ def test_a_loop_that_is_interrupted_is_begun_again(kind, tmp_path):
 
 
 def test_rows_that_a_traceback_holds_are_not_taken_out_later(monkeypatch):
-    """An interrupt at the end of an arrival: what is in by then stays, whoever keeps the exception."""
+    """An interrupt at the end of an arrival: rows that are in by then stay, even if something keeps the exception."""
     bags = collection(TABLES)
     batch = skewed_kjt("ab", torch.Generator().manual_seed(0))
     leave = Arriving.__exit__

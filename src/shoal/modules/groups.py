@@ -97,7 +97,7 @@ class Groups:
         self.tables: Sequence[GroupTable] = [self.members[at].tables[n] for at, n in self._places]
         self.habits: Habits | None = None
         self._leases: Leases[_Forward] = Leases()
-        self._own = _native.RwLock().alone()  # of the leases alone
+        self._own = _native.RwLock().exclusive()  # of the leases alone
         self._io_threads = IoThreads(_MOST_IO_THREADS)
         configs = [table.config for table in self.tables]
         groups = [at for at, _ in self._places]

@@ -9,22 +9,22 @@ class Failures:
     """The first failure of a storage, and whether the loop was warned of it."""
 
     def __init__(self) -> None:
-        self._first: str | None = None
+        self.first: str | None = None
         self._has_warned = False
 
     def add(self, error: BaseException) -> None:
         """Keep an error, if it is the first one of a storage. The lookup meets all errors again."""
-        if self._first is None and _is_of_storage(error):
-            self._first = _text_of(error)
+        if self.first is None and _is_of_storage(error):
+            self.first = _text_of(error)
 
     def warn_once(self) -> None:
         """Warn of the first failure. The loop calls it: a warning that is an error would end another thread."""
-        if self._first is None or self._has_warned:
+        if self.first is None or self._has_warned:
             return
         self._has_warned = True
         warnings.warn(
             PrefetchWarning(
-                f"[prefetch] rows of a batch could not be brought ahead: {self._first}. Its lookup brings them "
+                f"[prefetch] rows of a batch could not be brought ahead: {self.first}. Its lookup brings them "
                 f"itself, or raises. What else fails in this loop is only counted: stats()[table].tiers[-1].failures."
             ),
             stacklevel=4,  # the loop

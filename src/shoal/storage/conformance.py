@@ -1,4 +1,4 @@
-"""What every storage by key must do, tried out on one of them."""
+"""Checks that a storage does what every storage by key must do."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,15 +10,15 @@ from torch import Tensor
 from shoal.storage.keyed import Storage
 
 _EXTREMES = (0, -1, 2**63 - 1, -(2**63))
-# Keys of a large batch that are not in memory. Stores limit what a call may have (SQLite: 32,766 variables).
+# Keys of a large batch that are not in memory. Storages may limit the keys of one call (SQLite: 32,766 variables).
 _MANY = 40_000
 
 
 def check_storage(make: Callable[[int], Storage], rows: int = 2000) -> None:
-    """Raise AssertionError where a storage does not do what tables expect of it.
+    """Raise AssertionError if a storage does not do what tables expect of it.
 
-    make: a storage that is empty, for rows of so many bytes; it is closed at the end.
-    rows: about how many are written; it must take as many, and 40,000 of a byte each.
+    make: returns an empty storage for rows of so many bytes. It is closed at the end.
+    rows: about how many rows are written. The storage must have room for as many, and for 40,000 of one byte each.
     """
     for row_bytes in (1, 100, 5000):
         storage = make(row_bytes)
@@ -29,11 +29,11 @@ def check_storage(make: Callable[[int], Storage], rows: int = 2000) -> None:
 
 
 class _Watched(Storage):
-    """The same storage, which is seen to leave its arguments alone, and what it returned."""
+    """The same storage. Checks that calls change neither their arguments nor what earlier reads returned."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._answer = threading.local()  # the last one of each thread, and how it was
+        self._answer = threading.local()  # the last answer of each thread, and a copy of it
 
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Read, and keep the answer until this thread's next call."""
@@ -86,17 +86,17 @@ def _check(storage: Storage, row_bytes: int, rows: int) -> None:
     _clears_everything(storage, row_bytes, min(rows, 500))
     if row_bytes == 1:
         _takes_many_keys_in_a_call(storage, row_bytes)
-    _serves_threads_side_by_side(storage, row_bytes)
+    _serves_several_threads(storage, row_bytes)
 
 
 def _content(keys: Tensor, version: int, row_bytes: int) -> Tensor:
-    """Rows that tell their key and version."""
+    """Returns rows whose bytes follow from key and version."""
     seeds = (keys * 31 + version * 7) % 251
     return ((seeds[:, None] + torch.arange(row_bytes, device="cpu")) % 251).to(torch.uint8)
 
 
 def _nothing(n: int, row_bytes: int) -> tuple[Tensor, Tensor]:
-    """Rows of keys that have none, and that."""
+    """Returns what a read of n keys without rows returns."""
     return torch.zeros(n, row_bytes, dtype=torch.uint8, device="cpu"), torch.zeros(n, dtype=torch.bool, device="cpu")
 
 
@@ -159,7 +159,7 @@ def _keeps_what_was_written_last(storage: Storage, row_bytes: int, rows: int) ->
 
 def _clears_everything(storage: Storage, row_bytes: int, rows: int) -> None:
     keys, none = torch.arange(rows, device="cpu"), torch.zeros(rows, dtype=torch.bool, device="cpu")
-    for version in range(2):  # what was cleared is filled again, as by a load
+    for version in range(2):  # a cleared storage is filled again, as by a load
         storage.write(keys, _content(keys, version, row_bytes))
         _expect(storage, keys, _content(keys, version, row_bytes), ~none, "after a clear" if version else "when full")
         storage.clear()
@@ -175,7 +175,7 @@ def _takes_many_keys_in_a_call(storage: Storage, row_bytes: int) -> None:
     assert storage.erase(keys) == _MANY and len(storage) == 0, "erase counts what was there"
 
 
-def _serves_threads_side_by_side(storage: Storage, row_bytes: int) -> None:
+def _serves_several_threads(storage: Storage, row_bytes: int) -> None:
     failed: list[BaseException] = []
     is_over = threading.Event()
     all_of_them = torch.ones(50, dtype=torch.bool, device="cpu")
@@ -193,7 +193,7 @@ def _serves_threads_side_by_side(storage: Storage, row_bytes: int) -> None:
         storage.write(keys, _content(keys, 10, row_bytes))
 
     def read(number: int) -> None:
-        """All the time: an erase falls into one of these reads."""
+        """Read without a pause, so that an erase happens during a read."""
         keys = keys_of(number)
         while not is_over.is_set():
             found = storage.read(keys)[1]

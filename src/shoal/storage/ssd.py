@@ -17,10 +17,10 @@ _IO = ("auto", "io_uring", "threads")
 
 
 class SsdStorage(Storage):
-    """Rows in files of a directory that is this storage's alone; they go when it is closed.
+    """Rows in files of a directory that only this storage uses. The files are removed when it is closed.
 
-    size: bytes of the files at most, of which rows fill half. io: "io_uring", "threads", or "auto" for the first that
-    the kernel allows. depth: requests that the disk has in hand at a time.
+    size: the most bytes of the files; rows fill half of it. io: "io_uring", "threads", or "auto" for the first that the
+    kernel allows. depth: the most requests that the disk has at a time.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SsdStorage(Storage):
         return self._native
 
     def _check(self, keys: Tensor, rows: Tensor | None = None) -> None:
-        """Raise InputError where tensors are not what the core reads them as."""
+        """Raise InputError for tensors of other types or shapes than the core expects."""
         if keys.dtype != torch.int64 or keys.dim() != 1 or keys.device.type != "cpu":
             raise InputError(
                 f"[ssd {self._directory}] keys must be int64 [n] on cpu; got {keys.dtype} {tuple(keys.shape)} on "
@@ -67,11 +67,11 @@ class SsdStorage(Storage):
 
     @property
     def capacity(self) -> int:
-        """Rows that it takes at most."""
+        """The most rows that it can hold."""
         return self._store.capacity
 
     def read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of keys, and whether each has one. Where some cannot be read, the error's `keys` are these."""
+        """Returns the rows of keys, and whether each has one. If some cannot be read, they are the error's `keys`."""
         self._check(keys)
         rows = empty_packed(len(keys), self.row_bytes)
         found = torch.empty(len(keys), dtype=torch.bool, device="cpu")
@@ -80,9 +80,9 @@ class SsdStorage(Storage):
 
     @staticmethod
     def read_together(storages: "Sequence[SsdStorage]", keys: Sequence[Tensor]) -> list[Answer | Exception]:
-        """The same from several storages at a time, from each its own keys; what one would raise is its answer.
+        """Reads from several storages at a time, from each its own keys. What one raises is returned as its answer.
 
-        Tensors go to the core as addresses: converting them would take as long as reading a few rows of each.
+        The core gets tensors as addresses: to convert them would take as long as to read a few rows of each.
         """
         answers, reads = [], []
         asked = [some.contiguous() for some in keys]
@@ -99,7 +99,7 @@ class SsdStorage(Storage):
         ]
 
     def contains(self, keys: Tensor) -> Tensor:
-        """Whether each key has a row; nothing is read for it."""
+        """Returns whether each key has a row, without a read."""
         self._check(keys)
         found = torch.empty(len(keys), dtype=torch.bool, device="cpu")
         self._store.contains(keys.contiguous(), found)
@@ -116,7 +116,7 @@ class SsdStorage(Storage):
         return self._store.erase(keys.contiguous())
 
     def keys(self) -> Tensor:
-        """Every key, in any order."""
+        """Returns every key, in any order."""
         return self._store.keys()
 
     def __len__(self) -> int:
@@ -127,9 +127,9 @@ class SsdStorage(Storage):
         self._store.clear()
 
     def stats(self) -> _native.SsdStats:
-        """Rows, bytes and what was read and written so far."""
+        """Returns the rows and bytes, and what was read and written so far."""
         return self._store.stats()
 
     def close(self) -> None:
-        """Remove the files, and let the directory go."""
+        """Remove the files, and release the directory."""
         self._native = None

@@ -18,7 +18,7 @@ class TableContent:
     state: Mapping[str, Tensor]  # float32 [n, width] by column; one that is not there is as at birth
     scores: Tensor  # float64 [n]
     step: int
-    facts: Mapping[str, Tensor] = field(default_factory=dict)  # [n, width] by column: those beside the score
+    facts: Mapping[str, Tensor] = field(default_factory=dict)  # [n, width] by column: those other than the score
     policy_state: Mapping[str, Any] = field(default_factory=dict)
 
 

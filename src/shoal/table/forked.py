@@ -34,6 +34,6 @@ class OwnProcess:
         if _forks != self._forks:
             raise ForkError(
                 f"[{where}] these tables belong to process {self._process}; this is its forked child "
-                f"{os.getpid()}, whose copy nobody would see. Look ids up in the main process, or make a collection "
-                f"here."
+                f"{os.getpid()}, whose copy no other process would see. Look ids up in the main process, or make a "
+                f"collection here."
             )

@@ -48,7 +48,7 @@ class Group(ABC):
         # Whether the optimizers' settings can have changed since the tables were made.
         self.settings_may_change = False
         lock = _native.RwLock()
-        self._shared, self._exclusive = lock.shared(), lock.alone()
+        self._shared, self._exclusive = lock.shared(), lock.exclusive()
         self._leases: Leases[Any] = Leases()
         self._plans: Plans[Any] = Plans()
         self._limbo: set[int] = set()  # tables with erased rows whose slots wait for leases to end
@@ -117,15 +117,15 @@ class Group(ABC):
     def _entered_shared(self) -> bool | None:
         if self.decided.is_unfinished:
             return False
-        self._follow(alone=False)
+        self._follow(exclusive=False)
         return None
 
     def _entered_exclusive(self) -> None:
-        self._follow(alone=True)
+        self._follow(exclusive=True)
         self.decided.finish()
         self._collect_leases()
 
-    def _follow(self, alone: bool) -> None:  # noqa: B027 (only devices have streams)
+    def _follow(self, exclusive: bool) -> None:  # noqa: B027 (only devices have streams)
         """Order what will be launched after what other streams launched. Called once the lock is held."""
 
     @property

@@ -159,7 +159,7 @@ _update = torch.ops.shoal.update.default
 def lookup(group: Target | str, token: Tensor, request: Request) -> tuple[Tensor, Tensor]:
     """Returns a group's answer to a request: the output, and the lease for its update."""
     if not _is_seen():
-        # The dispatcher would turn every argument over twice: 50 microseconds that nobody looks at.
+        # The dispatcher would go through every argument twice: 50 microseconds for nothing.
         return (group_named(group) if isinstance(group, str) else group).lookup(request)
     name, output = group if isinstance(group, str) else group.name, request.output
     result: tuple[Tensor, Tensor]

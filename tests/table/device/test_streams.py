@@ -79,7 +79,7 @@ def streams(cuda):
 
 def lookup(cuda, streams, what):
     """One that trains; its rows are found before they are read."""
-    streams.follow(alone=True)
+    streams.follow(exclusive=True)
     cuda.now.launch(f"{what} finds")
     found = cuda.now.record_event()
     cuda.now.launch(f"{what} reads")
@@ -87,12 +87,12 @@ def lookup(cuda, streams, what):
 
 
 def evaluate(cuda, streams, what):
-    streams.follow(alone=False)
+    streams.follow(exclusive=False)
     cuda.now.launch(what)
 
 
 def update(cuda, streams, what):
-    streams.follow(alone=True, update=True)
+    streams.follow(exclusive=True, update=True)
     cuda.now.launch(what)
 
 

@@ -106,8 +106,8 @@ class DeviceGroup(Group):
         """Wait for the device, and raise what went wrong so far."""
         self._wrong.raise_all(is_scaled=self.loss_scale is not None)
 
-    def _follow(self, alone: bool) -> None:
-        self._streams.follow(alone)
+    def _follow(self, exclusive: bool) -> None:
+        self._streams.follow(exclusive)
 
     def _updating(self) -> _native.Held:
         """Takes the exclusive lock, while rows that come ahead of their lookup may still be on their way."""
@@ -115,7 +115,7 @@ class DeviceGroup(Group):
 
     def _entered_to_update(self) -> None:
         # Slots that are freed may be taken again: not while others are given out.
-        self._streams.follow(alone=True, update=not self._limbo)
+        self._streams.follow(exclusive=True, update=not self._limbo)
         self.decided.finish()
         self._collect_leases()
 

@@ -22,10 +22,10 @@ class Streams:
         self._device = device
         self._moved = moved
         self._is_cuda = device.type == "cuda"
-        # The stream of the last call that had the tables to itself, and those of calls that read since.
+        # The stream of the last exclusive call, and those of the calls that have read since.
         self._writer_stream = torch.cuda.current_stream(device) if self._is_cuda else None
         self._writer = -1 if self._writer_stream is None else self._writer_stream.cuda_stream
-        self._readers: dict[int, torch.cuda.Stream] = {}
+        self._sharing: dict[int, torch.cuda.Stream] = {}
         self._placing: torch.cuda.Stream | None = None
         self._placed: torch.cuda.Event | None = None  # what the writer's stream has still to wait for
         self._looked: torch.cuda.Event | None = None  # after it are updates only
@@ -36,12 +36,12 @@ class Streams:
         """Whether what comes next on the current stream goes into a CUDA graph."""
         return self._is_cuda and torch.cuda.is_current_stream_capturing()
 
-    def follow(self, alone: bool, update: bool = False) -> None:
-        """The current stream is behind what it must be behind, for a call that comes next."""
+    def follow(self, exclusive: bool, update: bool = False) -> None:
+        """Order the next call on the current stream after those that it must follow. exclusive: it may change rows."""
         if not self._is_cuda:
             return
         capturing = self.is_capturing
-        if alone and capturing:
+        if exclusive and capturing:
             raise DeviceError(
                 f"[{self._name}] the current stream is being captured into a CUDA graph, which would repeat one "
                 f"batch's changes of the tables. Capture lookups in eval without gradients, or the model without the "
@@ -49,37 +49,37 @@ class Streams:
             )
         self.is_captured |= capturing
         raw = torch_private.current_stream_handle(self._device.index)
-        if not update and (alone or raw == self._writer):
+        if not update and (exclusive or raw == self._writer):
             self._looked = None
         if update and self._is_read_elsewhere():
             self._looked = None  # after it are lookups too, which only this stream knows from here on
         placed = None if update else self._placed
-        follows = raw == self._writer and self._readers.keys() <= {raw} if alone else raw in self._readers
+        follows = raw == self._writer and self._sharing.keys() <= {raw} if exclusive else raw in self._sharing
         if (follows and placed is None) or capturing:
             return
         now = torch.cuda.current_stream(self._device)
         if placed is not None:
             now.wait_event(placed)
-        behind = dict(self._readers) if alone else {}
+        earlier = dict(self._sharing) if exclusive else {}
         if self._writer_stream is not None:
-            behind[self._writer] = self._writer_stream
-        for other, stream in behind.items():
+            earlier[self._writer] = self._writer_stream
+        for other, stream in earlier.items():
             if other != raw:
                 now.wait_stream(stream)
-        if not alone:
-            self._readers[raw] = now
+        if not exclusive:
+            self._sharing[raw] = now
             return
         if raw != self._writer:
             self._moved()
         self._writer, self._writer_stream = raw, now
-        self._readers.clear()
+        self._sharing.clear()
         if placed is not None:
             self._placed = None
 
     def _is_read_elsewhere(self) -> bool:
-        """Whether streams read that neither the last call that was alone had, nor placing has."""
+        """Whether rows are read on streams other than that of the last exclusive call and that of placing."""
         own = {self._writer} if self._placing is None else {self._writer, self._placing.cuda_stream}
-        return bool(self._readers.keys() - own)
+        return bool(self._sharing.keys() - own)
 
     def looked_up(self, found: "torch.cuda.Event | None") -> None:
         """Lets rows be placed after what the current stream was given up to `found`, or up to now. What it is given
@@ -118,9 +118,9 @@ class Streams:
             stream.wait_event(self._looked)
         elif self._writer_stream is not None:
             stream.wait_stream(self._writer_stream)
-        for raw, reader in self._readers.items():
+        for raw, other in self._sharing.items():
             if raw != self._writer:
-                stream.wait_stream(reader)
+                stream.wait_stream(other)
         try:
             with torch.cuda.stream(stream):
                 yield

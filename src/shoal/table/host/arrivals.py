@@ -59,7 +59,7 @@ class Arriving:
         try:
             if any(len(come) for come in keys):
                 natives = [(table.index.native, table.storage.native) for table in self._tables]
-                with self._tables[0].indexes.alone():  # one for all tables of a group
+                with self._tables[0].indexes.exclusive():  # one for all tables of a group
                     _native.arrive(natives, keys, slots, get_num_threads())
             for table, arrival, taken in zip(self._tables, self._arrivals, slots, strict=True):
                 table.write_arrivals(arrival, taken)
@@ -78,7 +78,7 @@ class Arriving:
     def _call_off(self) -> None:
         """None of them is in. Without asking for memory: it may be what is missing."""
         for table, arrival in zip(self._tables, self._arrivals, strict=True):
-            with table.indexes.alone():
+            with table.indexes.exclusive():
                 _native.leave(table.index.native, table.storage.native, arrival.keys)
                 table.epoch += 1  # a batch may have been staged meanwhile
             table.call_arrival_off()

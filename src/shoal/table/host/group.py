@@ -86,7 +86,7 @@ class HostGroup(Group):
         return Plan(self.tables, names)
 
     def _forget_plans(self) -> None:
-        with self.indexes.alone():  # staging makes plans too
+        with self.indexes.exclusive():  # staging makes plans too
             super()._forget_plans()
 
     def _touch(self, forward: Forward) -> None:

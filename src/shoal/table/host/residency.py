@@ -93,7 +93,7 @@ class HostMemory(Residency[HostDeparture]):
         if self._is_tracking or self.budget is not None:
             # Where there is a budget, from the first row on: a log may begin when it is full.
             storage.keep_keys(index.native)
-        with self.indexes.alone():
+        with self.indexes.exclusive():
             self.index = index
             self.storage = storage
             self.room = Room(self.config, self.budget, index, storage)
@@ -229,7 +229,7 @@ class HostMemory(Residency[HostDeparture]):
             return
         self._departures.remove(departure)
         keys, slots = departure.keys, departure.slots
-        with self.indexes.alone():  # no thread finds meanwhile
+        with self.indexes.exclusive():  # no thread finds meanwhile
             held = self.pins(staged=not departure.forced, finding=True).has(slots) | self.storage.is_dirty(slots)
             leaves = (self.index.find(keys) == slots) & ~held
             if not bool(leaves.all()):
@@ -286,7 +286,7 @@ class HostMemory(Residency[HostDeparture]):
         if before is not None:
             self._erase_below(keys, was_in_doubt, before, lambda: int(self.contains(keys).sum()))
         self._may_compact = True
-        with self.indexes.alone():
+        with self.indexes.exclusive():
             self.epoch += 1  # before they go: an interrupt may come between
             if newest_lease is None:
                 _native.leave(self.index.native, self.storage.native, keys)
@@ -318,7 +318,7 @@ class HostMemory(Residency[HostDeparture]):
         if self._departures:  # rows that are being written must stay where they are
             return
         budget = _BUCKETS_PER_ERASE * work + _LEAST_BUCKETS
-        with self.indexes.alone():
+        with self.indexes.exclusive():
             index_done = self.index.shrink(budget)
         if not self.storage.sparse:
             self._compacting_from = 0
@@ -329,7 +329,7 @@ class HostMemory(Residency[HostDeparture]):
         if len(entries.keys):
             if self._is_tracking:  # they were listed by slot
                 self.changes.add(entries.keys[self.storage.is_changed(entries.slots)])
-            with self.indexes.alone():
+            with self.indexes.exclusive():
                 self.epoch += 1
                 _native.relocate(self.index.native, self.storage.native, entries.keys, entries.slots)
         self._compacting_from = 0 if end >= self.index.extent else end

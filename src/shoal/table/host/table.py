@@ -404,7 +404,7 @@ class HostTable(HostMemory):
     def expect(self, rows: int) -> None:
         """Make room in the index for so many rows that will come, where memory has it."""
         if self.below is None and self.room.fits(rows):
-            with self.indexes.alone(), suppress(OutOfMemoryError):
+            with self.indexes.exclusive(), suppress(OutOfMemoryError):
                 self.index.reserve(rows)
 
     def put(self, rows: Rows) -> None:
