@@ -35,7 +35,7 @@ def test_a_lookup_does_not_wait_for_what_another_batch_is_about_to_bring(tmp_pat
 
 
 def test_rows_leave_and_are_born_while_a_large_batch_is_being_found(tmp_path):
-    """Whoever finds a batch's rows lets others at the indexes on the way: none that it found may leave then."""
+    """Finding a batch's rows releases the indexes on the way: no row that it found may leave then."""
     plain, ahead = collection([TABLE]), spilling("memory", tmp_path, "300KiB")
     generator = torch.Generator().manual_seed(0)
     drawn = [(torch.rand(60, 1000, generator=generator) * 1500).long() + first for first in (0, 10**6)]
