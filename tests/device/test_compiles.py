@@ -76,7 +76,8 @@ def programs():
     from shoal.table.device.lookup import Lookups
     from shoal.table.device.plan import DevicePlan
     from shoal.table.device.rows import DeviceRows
-    from shoal.table.device.update import Settings, Updates
+    from shoal.table.device.settings import Settings
+    from shoal.table.device.update import Updates
 
     def made(*tables):
         rows = DeviceRows(list(tables), 0, torch.device("cpu"))

@@ -24,10 +24,11 @@ from shoal.table.device.missing import MissingKeys
 from shoal.table.device.plan import DevicePlan
 from shoal.table.device.residency import DeviceMemory
 from shoal.table.device.rows import DeviceRows, Pins
+from shoal.table.device.settings import Settings
 from shoal.table.device.staging import DeviceStaging
 from shoal.table.device.streams import Streams
 from shoal.table.device.table import DeviceTable
-from shoal.table.device.update import Settings, Updates
+from shoal.table.device.update import Updates
 from shoal.table.device.wrong import Wrong
 from shoal.table.group import Group
 from shoal.table.lease import Leases

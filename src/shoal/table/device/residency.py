@@ -19,6 +19,7 @@ from shoal.table.changes import Changes
 from shoal.table.device.missing import Missing
 from shoal.table.device.room import last_tier
 from shoal.table.device.rows import DeviceRows, Pins
+from shoal.table.device.streams import send
 from shoal.table.lower.departures import Departure
 from shoal.table.lower.residency import Residency
 from shoal.table.lower.row_count import RowCount
@@ -104,8 +105,7 @@ class DeviceMemory(Residency[Departure]):
     def insert(self, keys: Tensor, rows: Tensor, stamp: int) -> None:
         """Put rows of the storage in memory. REQUIRES: none of them is there, and there is room."""
         reached = self._rows
-        on_gpu = reached.device.type == "cuda"
-        came = rows.pin_memory().to(reached.device, non_blocking=True) if on_gpu else rows
+        came = send(rows, reached.device)
         wanted = keys.to(reached.device)
         try:
             slots = reached.upsert(self._number, wanted, rows=False, stamp=stamp)

@@ -4,9 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from shoal import torch_private
 from shoal.errors import DeviceError
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Bring a tensor of the host to the device without a wait."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Streams:

@@ -1,21 +1,16 @@
 """Backwards on the device: sort, reduce, update. Launches only; nothing waits."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from shoal import _native, optim
 from shoal.index.device import WALKERS, steps_of
-from shoal.ops.arguments import F32, I32, I64, Event, Floats, Host, Int, Ints, SomeF32, SomeI64, lengths, variables
+from shoal.ops.arguments import lengths, variables
 from shoal.ops.launch import Fill, Launch, Pieces, Send, Space, blocks, kind_of, power_of_two
 from shoal.ops.pool import triton as pool_kernels
 from shoal.ops.sort import Sorter
 from shoal.ops.update import triton as kernels
-from shoal.ops.update.apply import HYPER_COLUMNS
 from shoal.ops.update.arguments import (
     Aim,
     Applied,
@@ -29,164 +24,17 @@ from shoal.ops.update.arguments import (
     UpdateSingle,
     WeightGradients,
 )
-from shoal.optim.triton import STEPS as OPTIMIZER_STEPS
-from shoal.storage.hbm import Layout
+from shoal.table.device.calls import ItemCall, UpdateCall, UpdateSpace
+from shoal.table.device.gradients import together
 from shoal.table.device.lookup import Looked
 from shoal.table.device.plan import DevicePlan
 from shoal.table.device.rows import TRITON_TYPES, DeviceRows
+from shoal.table.device.settings import Settings
+from shoal.table.device.shapes import Shape
 
 # Items that a program deals, or looks at one by one.
 _DEALT = 256
 _BY_ITEM = 256
-# Of the largest of today's devices, for kernels of as many programs as run at a time.
-_PROCESSORS = 132
-_REDUCTIONS = {
-    _native.Reduce.sum: kernels.SUM.value,
-    _native.Reduce.mean: kernels.MEAN_OF.value,
-    _native.Reduce.first: kernels.FIRST.value,
-    _native.Reduce.last: kernels.LAST.value,
-}
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Gradients as the kernels find them: from `base` on, each part `moved` elements from where its output was."""
-
-    base: Tensor
-    moved: Tensor | None
-    aligned: bool
-    held: Sequence[Tensor] = ()  # what else the kernels read must live until they are launched
-
-
-def together(plan: DevicePlan, grads: Sequence[Tensor]) -> Gradients:
-    if plan.columns or len(grads) == 1:
-        whole = grads[0].contiguous()
-        return Gradients(whole, None, whole.data_ptr() % 16 == 0)
-    grads = [grad.contiguous() for grad in grads]
-    base = min((grad for grad in grads if grad.numel()), key=Tensor.data_ptr, default=grads[0])
-    places = [(grad.data_ptr() - base.data_ptr()) // 4 if grad.numel() else 0 for grad in grads]
-    begins = np.cumsum([0, *(grad.numel() for grad in grads)])[:-1]
-    moved = [place - int(begin) for place, begin in zip(places, begins, strict=True)]
-    aligned = all(grad.data_ptr() % 16 == 0 for grad in grads)
-    if not any(moved):
-        return Gradients(base, None, aligned, grads)
-    if max(places) >= 2**39:  # more than a ticket has room for
-        return Gradients(torch.cat([grad.reshape(-1) for grad in grads]), None, True)
-    table = torch.tensor([moved[at] for at in plan.order], dtype=torch.int64)
-    return Gradients(base, _send(table, base.device), aligned, grads)
-
-
-def _send(table: Tensor, device: torch.device) -> Tensor:
-    """Sends a small tensor to the device without a wait."""
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
-
-
-class Settings:
-    """The tables' optimizer settings on the device; they travel again when they changed."""
-
-    def __init__(self, rows: DeviceRows, hypers: Sequence[Any]) -> None:
-        self._rows = rows
-        self._sent: list[Any] = []
-        self.kinds: dict[int, Any] = {}
-        self.reductions: dict[int, int] = {}
-        self.plain: dict[int, bool] = {}
-        self.device = torch.zeros(len(rows.configs), HYPER_COLUMNS.value, dtype=torch.float64, device=rows.device)
-        self.refresh(hypers)
-
-    def refresh(self, hypers: Sequence[Mapping[str, Any]]) -> None:
-        """Bring the settings as they are now to the device."""
-        now = [list(hyper.values()) for hyper in hypers]
-        if now == self._sent:
-            return
-        self._sent = now
-        table = np.zeros(tuple(self.device.shape), dtype=np.float64)
-        self.plain = {}
-        for number, config in enumerate(self._rows.configs):
-            optimizer, family = config.optimizer, self._rows.families[number]
-            if optimizer is None:
-                continue
-            # Steps that depend on the table's step take it from the device: any other than 0 says so.
-            step = optim.step(optimizer, hypers[number], 1)
-            table[number, : len(step.device_numbers)] = step.device_numbers
-            self.kinds[family] = OPTIMIZER_STEPS[step.kind]
-            self.reductions[family] = _REDUCTIONS[step.reduce]
-            self.plain[family] = self.plain.get(family, True) and step.is_plain
-        self.device.copy_(_send(torch.from_numpy(table), self.device.device), non_blocking=True)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """How a kernel of an update is cut: see docs/tuning.md."""
-
-    rows: int  # or pieces of them, that a program has in hand
-    items: int  # of a piece that are on their way at a time
-    warps: int
-    most_programs: int
-
-    @staticmethod
-    def of(layout: Layout) -> "_Shape":
-        """What was fastest for rows like these with several items."""
-        d = power_of_two(layout.dim)
-        if layout.state_floats >= layout.dim or d >= 128:  # such rows leave no registers for others
-            return _Shape(max(1, 128 // d), 8, 1, 32 * _PROCESSORS)
-        return _Shape(min(32, 256 // d), 4, 1, 24 * _PROCESSORS)
-
-    @staticmethod
-    def of_single(layout: Layout) -> "_Shape":
-        """The same with one item."""
-        d = power_of_two(layout.dim)
-        if layout.state_floats >= layout.dim:
-            return _Shape(max(1, 128 // d), 1, 1, 32 * _PROCESSORS)
-        return _Shape(max(1, min(16, 1024 // d)), 1, 1, 2**31 - 1)
-
-
-class _Space(NamedTuple):
-    sorted: I32
-    order: I64
-    counts: I32  # rows of one item, pieces of others, and by family rows of several pieces
-    dealt: I64
-    dealt_shares: F32
-    dealt_keys: I64
-    pieces: I32
-    piece_slots: I32
-    piece_tickets: I64
-    sums: F32
-    sum_counts: F32
-    long_rows: I32
-
-
-class _Call(NamedTuple):
-    tickets: I64
-    item_shares: SomeF32
-    values: Ints
-    grads: Floats
-    moved: SomeI64
-    scores: I64
-    inverse_scale: F32
-    skip: I32
-    space: _Space
-    total: Int
-    n: Int
-    deal_blocks: Int
-    long_walkers: Int
-    single_blocks: tuple[Int, ...]  # by family
-    update_blocks: tuple[Int, ...]  # by family
-    ledger_copy: Host
-    ledger_event: Event
-
-
-class _ByItem(NamedTuple):
-    """A call of a kernel that looks at items one by one; what it does not take is any tensor."""
-
-    slots: I32
-    values: Ints
-    offsets: Ints
-    steps: I64
-    out: Floats
-    grads: Floats
-    n: Int
-    batch: Int
-    blocks: Int
 
 
 class Updates:
@@ -200,11 +48,11 @@ class Updates:
         # The tables' steps as an update found them.
         self._steps_now = torch.zeros_like(rows.steps)
         self._sorter = Sorter(rows.device)
-        self._shapes = [_Shape.of(family.layout) for family in rows.storage.families]
-        self._single_shapes = [_Shape.of_single(family.layout) for family in rows.storage.families]
+        self._shapes = [Shape.of(family.layout) for family in rows.storage.families]
+        self._single_shapes = [Shape.of_single(family.layout) for family in rows.storage.families]
         self._keyed = any(config.dtype != "float32" for config in rows.configs)
-        self._v = variables(_Call, len(rows.storage.families))
-        self._by_item = variables(_ByItem)
+        self._v = variables(UpdateCall, len(rows.storage.families))
+        self._by_item = variables(ItemCall)
 
     def run(
         self, looked: Looked, grads: Sequence[Tensor], scores: Tensor | None, inverse_scale: Tensor | None = None,
@@ -242,7 +90,7 @@ class Updates:
             for single, several in shapes
         ]
         program.run(
-            _Call(
+            UpdateCall(
                 tickets=looked.tickets,
                 item_shares=targets if looked.shares is None else looked.shares,
                 values=looked.values,
@@ -251,7 +99,7 @@ class Updates:
                 scores=self._steps_now if scores is None else scores,
                 inverse_scale=self._no_scale if inverse_scale is None else inverse_scale,
                 skip=self._no_skip if skip is None else skip,
-                space=space.as_(_Space),
+                space=space.as_(UpdateSpace),
                 total=total,
                 n=looked.values.numel(),
                 deal_blocks=max(1, blocks(total, _DEALT)),
@@ -269,7 +117,7 @@ class Updates:
         widest = max(power_of_two(family.layout.dim) for family in families)
         return Pieces(
             lengths(
-                _Space,
+                UpdateSpace,
                 sorted=total,
                 order=total,
                 counts=2 + len(families),
@@ -394,7 +242,7 @@ class Updates:
     ) -> None:  # fmt: skip
         n, unused = looked.values.numel(), looked.slots
         looked.plan.programs.of((what, looked.kind, kind_of(steps, grads)), False, launches).run(
-            _ByItem(
+            ItemCall(
                 slots=looked.slots,
                 values=looked.values,
                 offsets=looked.offsets,

@@ -12,7 +12,7 @@ from shoal.config import get_num_threads
 from shoal.records import Rows
 
 if TYPE_CHECKING:
-    from shoal.table.host.table import HostTable
+    from shoal.table.host.arriving import ArrivingRows
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Arriving:
     traceback is dropped, long after the group's lock was released.
     """
 
-    def __init__(self, tables: Sequence["HostTable"], arrivals: Sequence[Arrivals]) -> None:
+    def __init__(self, tables: Sequence["ArrivingRows"], arrivals: Sequence[Arrivals]) -> None:
         self._tables = tables
         self._arrivals = arrivals
 

@@ -252,7 +252,7 @@ class LargeUpdate:
             size = rows_of_a_piece(table)
             area = Area(table, min(size, len(numbers)))
             self._areas.append(area)
-            self._of_pieces.append(table.update_beside(area.storage.rows, score, 1.0 / factor, counted))
+            self._of_pieces.append(table.update_outside_memory(area.storage.rows, score, 1.0 / factor, counted))
             self._pieces += [_Piece(number, at, keys[some], some) for some in numbers.split(size)]
         self._is_read = self._has_begun = False
         self._done = 0

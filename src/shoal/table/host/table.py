@@ -1,25 +1,24 @@
 """One table in host memory: its rows by key, an optimizer's settings and what happened so far."""
 
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, MutableMapping
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal import _native, optim
+from shoal import _native
 from shoal.config import Table
-from shoal.config.rows import SCORE
 from shoal.errors import OutOfMemoryError
 from shoal.index import NO_SLOT, HostIndex
 from shoal.metrics import Metrics
-from shoal.ops.birth import birth, native_init
 from shoal.records import Rows, join
-from shoal.storage import Answer, DramStorage
+from shoal.storage import DramStorage
 from shoal.table.content import TableContent
 from shoal.table.host.arrivals import Arrivals, Arriving
-from shoal.table.host.residency import HostMemory
+from shoal.table.host.arriving import ArrivingRows
+from shoal.table.host.settings import Settings
 from shoal.table.lower.tier import Below
 from shoal.table.stats import TableStats, table_stats
 
@@ -27,21 +26,15 @@ from shoal.table.stats import TableStats, table_stats
 _CHUNK_PART = 4
 
 
-class HostTable(HostMemory):
+class HostTable(ArrivingRows):
     """Rows of one table in host memory, and below it. Its group's lock covers every method."""
 
     def __init__(self, config: Table, seed: int, folder: str = "") -> None:
         # What every batch counts is counted in the core, where it is cheap, and changes with the rows.
         self.tally = _native.Tally()
-        # Whether the number of rows was in doubt before keys came, and before keys got rows below.
-        self._was_in_doubt = self._was_in_doubt_below = False
-        name = _native.name_hash(config.name)
-        stream = _native.birth_stream(seed, name)
-        self.rounding_stream = _native.rounding_stream(seed, name)
-        self.init = native_init(config.init, stream)
-        self.missing = self.init if config.missing == "init" else _native.Init(_native.InitKind.zeros)
+        self.rounding_stream = _native.rounding_stream(seed, _native.name_hash(config.name))
         self.optimizer_hyper: MutableMapping[str, Any] = {} if config.optimizer is None else config.optimizer.hyper()
-        super().__init__(config, folder)
+        super().__init__(config, seed, folder)
         self.counted = Metrics(self)
         self.counted.gauges(HostTable._counted)
         self.metrics.gauges(HostTable._measured)
@@ -49,143 +42,20 @@ class HostTable(HostMemory):
     def _hold(self, index: HostIndex, storage: DramStorage) -> None:
         super()._hold(index, storage)
         self._update = _native.UpdateTable(storage.rows, self.rounding_stream, self._backwards)
-        self._update_settings: tuple[Any, ...] | None = None
+        self._settings = Settings(self.config.optimizer, self._update)
 
     @property
     def fetched(self) -> int:
         """Positions of batches whose keys were below memory."""
         return self.tally.fetched
 
-    # ---- rows that come
-
-    @staticmethod
-    def arrivals(keys: Tensor, bearing: int, below: Answer | None) -> tuple[Arrivals, Tensor | None]:
-        """The arrivals among keys that are different and not in memory: those below, and the births among the first
-        `bearing`. Also which of the keys these are; None is all. `below`: what is there, if the table has something."""
-        if below is None:
-            return Arrivals(keys), None
-        rows, fetched, has = below
-        comes = fetched.clone()
-        comes[:bearing] = True
-        if has < len(keys):
-            rows = rows[fetched]
-        return Arrivals(keys[comes], rows, fetched[comes]), comes
-
-    def write_arrivals(self, arrivals: Arrivals, slots: Tensor) -> None:
-        """Write the rows of keys that came at their slots."""
-        self.storage.name(slots, arrivals.keys)
-        if arrivals.given is not None:
-            self._put(slots, arrivals.given)
-            return
-        if arrivals.rows is None or arrivals.fetched is None:
-            self.write_first(arrivals.keys, slots)
-            return
-        if not arrivals.births:
-            self.storage.unpack(slots, arrivals.rows, self.clock)
-            return
-        if len(arrivals.rows):
-            self.storage.unpack(slots[arrivals.fetched], arrivals.rows, self.clock)
-        born = ~arrivals.fetched
-        self.write_first(arrivals.keys[born], slots[born])
-
-    def placing(self, keys: Tensor, rows: Tensor, number: int) -> tuple[Any, ...]:
-        """Rows that were read ahead, as the core takes them to memory; the caller keeps the tensors until it did.
-        `number`: the table's among those of the batch's missing keys."""
-        return (
-            self.index.native,
-            self.storage.native,
-            keys.data_ptr(),
-            rows.data_ptr(),
-            len(keys),
-            self.clock,
-            number,
-        )
-
-    def placed(self, came: int) -> None:
-        """Count them: so many were not there before, or memory was refused if that is negative."""
-        if came < 0:
-            raise OutOfMemoryError(f"[table {self.config.name!r}] there is no memory for rows that were read ahead.")
-        self._promotions.add(came)
-
-    def begin_arrival(self, arrivals: Arrivals) -> None:
-        """Note that they are about to come in."""
-        if arrivals.births and not self._is_being_filled:
-            # Before they come: a cursor that sees them looks which of them have a row.
-            self.changes.add(arrivals.born)
-        self._was_in_doubt = self._count.doubt()
-
-    def call_arrival_off(self) -> None:
-        """Note that none of them is in."""
-        self._count.settle(self._was_in_doubt)
-
-    def came(self, arrivals: Arrivals) -> None:
-        """Count them: they are in."""
-        births = arrivals.births
-        if arrivals.given is None:
-            self._promotions.add(len(arrivals.keys) - births)
-        if births and not self._is_being_filled:
-            self.counters.add("births", births)
-        self._count.settle(self._was_in_doubt, births)
-
-    def begin_births_below(self, keys: Tensor) -> None:
-        """These keys are about to get their first rows below memory. `end_births_below` or `call_births_below_off`
-        follows."""
-        self.changes.add(keys)  # before they come: a cursor that sees them looks which have a row
-        self._was_in_doubt_below = self._count.doubt()
-
-    def end_births_below(self, births: int) -> None:
-        """Count them: they are there."""
-        self.counters.add("births", births)
-        self._count.settle(self._was_in_doubt_below, births)
-
-    def call_births_below_off(self, keys: Tensor) -> None:
-        """Erase them below; if the storage fails, the number of rows stays in doubt."""
-        self.lower.erase(keys)
-        self._count.settle(self._was_in_doubt_below)
-
-    def write_first(self, keys: Tensor, slots: Tensor) -> None:
-        """Write the first rows of new keys at their slots."""
-        birth(self.storage.rows, self.init, self.storage.first_state, float(self.step), self.clock, keys, slots)
-
-    def _with_rows(self, keys: Tensor, write: Callable[[Tensor], None]) -> None:
-        """Call `write` with the slots of distinct keys; those without a row are born, and gone again if it raises."""
-        self._written = None  # an interrupted call may have left it
-        slots = self.index.find(keys)
-        new = slots == NO_SLOT
-        if not new.any():
-            write(slots)
-            return
-        self.tick()
-        self.storage.stamp(slots[~new], self.clock)
-        absent = keys[new]
-        below = None if self.below is None else self.below.read(absent)
-        arrivals, _comes = self.arrivals(absent, len(absent), below)
-        try:
-            self._written = slots[~new]
-            with Arriving([self], [arrivals]) as (new_slots,):
-                slots[new] = new_slots
-                write(slots)
-        finally:
-            self._written = None
-
     # ---- training, and what happened so far
 
     def native_update(self, score: float, grad_scale: float) -> _native.UpdateTable:
         """This table's part of the backward that comes next."""
-        settings = tuple(self.optimizer_hyper.values())
-        if settings != self._update_settings:
-            is_of_one_backward = self._set(self._update)
-            self._update_settings = None if is_of_one_backward else settings
+        self._settings.refresh(self.optimizer_hyper, self.step + 1)
         self._update.begin(score, self.clock, grad_scale, self.listed)
         return self._update
-
-    def _set(self, update: _native.UpdateTable) -> bool:
-        """Tell it the step of the next backward; returns whether the one after that has another."""
-        optimizer = self.config.optimizer
-        assert optimizer is not None
-        step = optim.step(optimizer, self.optimizer_hyper, self.step + 1)
-        step.tell(update)
-        return step.is_of_one_backward
 
     def drop_gradients(self, rows: int) -> None:
         """Count gradients that went nowhere, since their keys have no row."""
@@ -194,20 +64,23 @@ class HostTable(HostMemory):
     def update_in_memory(self, score: float, grad_scale: float, pieces: _native.Backwards) -> _native.UpdateTable:
         """The same for a backward that comes in pieces: its last one, of the rows in memory, which counts it. `pieces`:
         what those before left out."""
-        update = _native.UpdateTable(self.storage.rows, self.rounding_stream, self._backwards)
-        self._set(update)
+        update = self._made_update(self.storage.rows, self._backwards)
         update.count_pieces(pieces)
         update.begin(score, self.clock, grad_scale, self.listed)
         return update
 
-    def update_beside(
+    def update_outside_memory(
         self, rows: _native.Rows, score: float, grad_scale: float, pieces: _native.Backwards
     ) -> _native.UpdateTable:
-        """Those before, of rows outside of memory."""
+        """The pieces before the last one, of rows outside of memory."""
         pieces.step = self.step
-        update = _native.UpdateTable(rows, self.rounding_stream, pieces)
-        self._set(update)
+        update = self._made_update(rows, pieces)
         update.begin(score, self.clock, grad_scale, None)
+        return update
+
+    def _made_update(self, rows: _native.Rows, counts: _native.Backwards) -> _native.UpdateTable:
+        update = _native.UpdateTable(rows, self.rounding_stream, counts)
+        Settings(self.config.optimizer, update).refresh(self.optimizer_hyper, self.step + 1)
         return update
 
     # ---- statistics
@@ -359,15 +232,6 @@ class HostTable(HostMemory):
             self.step = content.step
             self.policy_state = deepcopy(dict(content.policy_state))
 
-    @contextmanager
-    def filling(self) -> Iterator[None]:
-        """Rows that are put meanwhile are no births, and no changes. REQUIRES: every cursor has lost its place."""
-        self._is_being_filled = True
-        try:
-            yield
-        finally:
-            self._is_being_filled = False
-
     # ---- rows that leave the process, and come to it
 
     def rows(self, keys: Tensor) -> tuple[Rows, Tensor]:
@@ -430,19 +294,6 @@ class HostTable(HostMemory):
         if not self._is_being_filled:
             self.changes.add(rows.keys)
         self._put(slots, rows)
-
-    def _put(self, slots: Tensor, rows: Rows) -> None:
-        columns = dict(rows.state) | dict(rows.facts)
-        if rows.scores is not None:
-            columns[SCORE.name] = rows.scores
-        self.storage.put(
-            slots,
-            rows.weights.contiguous(),
-            {name: column.contiguous() for name, column in columns.items()},
-            float(self.step),
-            self.clock,
-            changed=not self._is_being_filled,
-        )
 
 
 def filled(config: Table, seed: int, content: TableContent) -> HostTable:
