@@ -11,7 +11,7 @@ from support.batches import kjt, train_step
 
 import shoal
 from shoal.errors import CapacityError, OutOfMemoryError
-from shoal.table.host import table as host
+from shoal.table.host import arriving
 
 
 def limited(*budgets, dim=64):
@@ -103,7 +103,7 @@ def test_births_are_taken_back_where_a_later_part_of_the_forward_fails(monkeypat
     bags = limited(None, None)
     train_step(bags, kjt({"t0": [[1, 2]], "t1": [[3]]}))
     before = content(bags)
-    births = iter([host.birth, None])
+    births = iter([arriving.birth, None])
 
     def no_memory_for_the_second(*arguments):
         birth = next(births)
@@ -112,7 +112,7 @@ def test_births_are_taken_back_where_a_later_part_of_the_forward_fails(monkeypat
         birth(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(host, "birth", no_memory_for_the_second)
+        patched.setattr(arriving, "birth", no_memory_for_the_second)
         with pytest.raises(OutOfMemoryError, match=r"^\[EmbeddingBagCollection.*Free memory"):
             bags(kjt({"t0": [[1, 7, 8]], "t1": [[9]]}))
     assert_same_content(bags, before)

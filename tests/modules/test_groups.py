@@ -115,7 +115,7 @@ def test_weights_have_the_same_gradients(numbers, pair):
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_programs_are_the_same_and_know_the_collection_by_its_name(which, pair):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     modules = pair(which, SPLITS[1])
 
     def loss(module, batch):
@@ -126,7 +126,7 @@ def test_compiled_programs_are_the_same_and_know_the_collection_by_its_name(whic
         for at in range(2):
             compiled(random_kjt(FEATURES, seed=at)).backward()
     assert_same_rows(*modules)
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("kind", ["memory", "ssd"])
