@@ -45,12 +45,13 @@ struct Rows {
   int32_t dim = 0;
   Dtype dtype = Dtype::f32;
   int32_t state_floats = 0;
-  int32_t fact_bytes = 0;             // of the facts other than the score
-  const char* first_facts = nullptr;  // [fact_bytes], as rows are born; the store's
   int64_t weight_bytes = 0;
   int64_t tail_bytes = 0;
   int64_t tails_at = 0;            // where the tails begin in a slab
   int64_t* const* keys = nullptr;  // the key of every row, by slab; null if they are not kept
+  // Last, since an update reads none of them: in the middle they made a step 3 % slower.
+  int32_t fact_bytes = 0;             // of the facts other than the score
+  const char* first_facts = nullptr;  // [fact_bytes], as rows are born; the store's
 
   SHOAL_INLINE char* weights(uint32_t slot) const {
     return slabs[slot >> slot_bits] + static_cast<int64_t>(slot & ((1u << slot_bits) - 1)) * weight_bytes;
